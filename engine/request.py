@@ -1,0 +1,116 @@
+"""What goes into the engine and what comes out of it; frozen on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How each next token is chosen. Defaults sample from the model's own distribution.
+
+    The noise of a token is a function of (seed, position) only; see `engine.runner.sampler`.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0  # whoever builds the Request draws one when the caller gave none
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """When a generation ends, counted in generated tokens."""
+
+    max_tokens: int | None = None  # None: what is left of the context
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation to run.
+
+    `generated_token_ids` were generated elsewhere before (the rank was lost): the engine goes on
+    after them; they count as output for penalties, seeds, limits and usage.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    stop: StopConditions = StopConditions()
+    generated_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None  # alternatives per generated token; 0: the chosen one only
+    prompt_logprobs: int | None = None
+    priority: int = 0  # lower runs earlier
+    cache_salt: str = ""
+
+
+class FinishReason(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"  # the engine's own fault; `TokenOutput.error` says what
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One position: the token that stands there and its most likely rivals, best first.
+
+    Natural logarithms of the model's own distribution, before temperature, penalties and filters.
+    `logprob` is None for the first prompt token, which nothing predicts.
+    """
+
+    token_id: int
+    logprob: float | None
+    rank: int  # 1 is the most likely
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """What became of a prompt; comes with the first output of its request."""
+
+    num_tokens: int
+    cached_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of a finished request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOutput:
+    """What one step brought for one request. Token ids are deltas, never cumulative."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: PromptInfo | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None  # with finish_reason
+    error: str = ""  # with FinishReason.ERROR

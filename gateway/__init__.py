@@ -1,0 +1,1 @@
+"""The gateway: how a person's request becomes a stream of text."""

@@ -1,0 +1,1 @@
+"""Muster's contract as generated Python code; imports nothing of ours."""

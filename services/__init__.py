@@ -1,0 +1,1 @@
+"""Control plane, engine servers, child processes and the command line."""
