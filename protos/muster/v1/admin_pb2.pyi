@@ -3,29 +3,29 @@
 isort:skip_file
 Operating a running deployment."""
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import duration_pb2 as duration_pb2
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
 class _LogLevel:
-    ValueType = typing.NewType("ValueType", builtins.int)
+    ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _LogLevelEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], builtins.type):
-    DESCRIPTOR: descriptor.EnumDescriptor
+class _LogLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
     """Not known to this schema."""
     LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 1
@@ -50,511 +50,556 @@ LOG_LEVEL_WARNING: LogLevel.ValueType  # 3
 """What an operator should look at."""
 LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
 """What failed."""
+Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
 
-@typing.final
-class RankSelector(message.Message):
+@_typing.final
+class RankSelector(_message.Message):
     """RankSelector chooses ranks. Empty chooses all."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANKS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def ranks(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    RANKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ranks, global."""
 
     def __init__(
         self,
         *,
-        ranks: abc.Iterable[builtins.int] | None = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["ranks", b"ranks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class RankResult(message.Message):
+Global___RankSelector: _TypeAlias = RankSelector  # noqa: Y015
+
+@_typing.final
+class RankResult(_message.Message):
     """RankResult is the outcome on one rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    CODE_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank, global."""
-    code: builtins.int
+    code: _builtins.int
     """code is the gRPC status code, 0 is success."""
-    message: builtins.str
+    message: _builtins.str
     """message says what went wrong, or what was done."""
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        code: builtins.int = ...,
-        message: builtins.str = ...,
+        rank: _builtins.int = ...,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["code", b"code", "message", b"message", "rank", b"rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class DrainRequest(message.Message):
+Global___RankResult: _TypeAlias = RankResult  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
     """DrainRequest selects ranks to drain."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    TIMEOUT_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
-    @builtins.property
-    def timeout(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
         """timeout after which remaining requests are aborted; absent waits for all."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
-        timeout: duration_pb2.Duration | None = ...,
+        selector: Global___RankSelector | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class DrainResponse(message.Message):
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
     """DrainResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class UndrainRequest(message.Message):
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class UndrainRequest(_message.Message):
     """UndrainRequest selects ranks to undrain."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class UndrainResponse(message.Message):
+Global___UndrainRequest: _TypeAlias = UndrainRequest  # noqa: Y015
+
+@_typing.final
+class UndrainResponse(_message.Message):
     """UndrainResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ResetPrefixCacheRequest(message.Message):
+Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheRequest(_message.Message):
     """ResetPrefixCacheRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ResetPrefixCacheResponse(message.Message):
+Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: Y015
+
+@_typing.final
+class ResetPrefixCacheResponse(_message.Message):
     """ResetPrefixCacheResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class PauseRequest(message.Message):
+Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa: Y015
+
+@_typing.final
+class PauseRequest(_message.Message):
     """PauseRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class PauseResponse(message.Message):
+Global___PauseRequest: _TypeAlias = PauseRequest  # noqa: Y015
+
+@_typing.final
+class PauseResponse(_message.Message):
     """PauseResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ResumeRequest(message.Message):
+Global___PauseResponse: _TypeAlias = PauseResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
     """ResumeRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ResumeResponse(message.Message):
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeResponse(_message.Message):
     """ResumeResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SleepRequest(message.Message):
+Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class SleepRequest(_message.Message):
     """SleepRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    DISCARD_WEIGHTS_FIELD_NUMBER: builtins.int
-    discard_weights: builtins.bool
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    DISCARD_WEIGHTS_FIELD_NUMBER: _builtins.int
+    discard_weights: _builtins.bool
     """discard_weights frees the weights too; waking loads them again."""
-    @builtins.property
-    def selector(self) -> RankSelector:
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
-        discard_weights: builtins.bool = ...,
+        selector: Global___RankSelector | None = ...,
+        discard_weights: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["discard_weights", b"discard_weights", "selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_weights", b"discard_weights", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SleepResponse(message.Message):
+Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
+
+@_typing.final
+class SleepResponse(_message.Message):
     """SleepResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WakeRequest(message.Message):
+Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class WakeRequest(_message.Message):
     """WakeRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WakeResponse(message.Message):
+Global___WakeRequest: _TypeAlias = WakeRequest  # noqa: Y015
+
+@_typing.final
+class WakeResponse(_message.Message):
     """WakeResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StartProfileRequest(message.Message):
+Global___WakeResponse: _TypeAlias = WakeResponse  # noqa: Y015
+
+@_typing.final
+class StartProfileRequest(_message.Message):
     """StartProfileRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    DIRECTORY_FIELD_NUMBER: builtins.int
-    directory: builtins.str
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
     """directory on the engine's host for the profile; must exist."""
-    @builtins.property
-    def selector(self) -> RankSelector:
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
-        directory: builtins.str = ...,
+        selector: Global___RankSelector | None = ...,
+        directory: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["directory", b"directory", "selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StartProfileResponse(message.Message):
+Global___StartProfileRequest: _TypeAlias = StartProfileRequest  # noqa: Y015
+
+@_typing.final
+class StartProfileResponse(_message.Message):
     """StartProfileResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StopProfileRequest(message.Message):
+Global___StartProfileResponse: _TypeAlias = StartProfileResponse  # noqa: Y015
+
+@_typing.final
+class StopProfileRequest(_message.Message):
     """StopProfileRequest selects ranks."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def selector(self) -> RankSelector:
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
+        selector: Global___RankSelector | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StopProfileResponse(message.Message):
+Global___StopProfileRequest: _TypeAlias = StopProfileRequest  # noqa: Y015
+
+@_typing.final
+class StopProfileResponse(_message.Message):
     """StopProfileResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank; message has the file that was written."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SetLogLevelRequest(message.Message):
+Global___StopProfileResponse: _TypeAlias = StopProfileResponse  # noqa: Y015
+
+@_typing.final
+class SetLogLevelRequest(_message.Message):
     """SetLogLevelRequest selects processes."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SELECTOR_FIELD_NUMBER: builtins.int
-    LEVEL_FIELD_NUMBER: builtins.int
-    level: LogLevel.ValueType
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    level: Global___LogLevel.ValueType
     """level to set, never unspecified."""
-    @builtins.property
-    def selector(self) -> RankSelector:
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
         """selector of ranks; the head itself changes too when it is asked."""
 
     def __init__(
         self,
         *,
-        selector: RankSelector | None = ...,
-        level: LogLevel.ValueType = ...,
+        selector: Global___RankSelector | None = ...,
+        level: Global___LogLevel.ValueType = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["selector", b"selector"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["level", b"level", "selector", b"selector"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["selector", b"selector"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "selector", b"selector"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SetLogLevelResponse(message.Message):
+Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetLogLevelResponse(_message.Message):
     """SetLogLevelResponse has a result per rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RESULTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def results(self) -> containers.RepeatedCompositeFieldContainer[RankResult]:
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
         """results by rank."""
 
     def __init__(
         self,
         *,
-        results: abc.Iterable[RankResult] | None = ...,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["results", b"results"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015

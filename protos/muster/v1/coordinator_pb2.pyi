@@ -3,336 +3,360 @@
 isort:skip_file
 How busy each rank is, and the lockstep of ranks that compute together."""
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import duration_pb2 as duration_pb2
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-from muster.v1 import load_pb2 as load_pb2
-from muster.v1 import rendezvous_pb2 as rendezvous_pb2
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from muster.v1 import load_pb2 as _load_pb2
+from muster.v1 import rendezvous_pb2 as _rendezvous_pb2
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class ReportLoadRequest(message.Message):
+@_typing.final
+class ReportLoadRequest(_message.Message):
     """ReportLoadRequest is one report."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    STATS_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank that reports, global."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation of the engine; reports of an older one are ignored."""
-    sequence: builtins.int
+    sequence: _builtins.int
     """sequence grows by one per report on this stream."""
-    @builtins.property
-    def stats(self) -> load_pb2.LoadStats:
+    @_builtins.property
+    def stats(self) -> _load_pb2.LoadStats:
         """stats now."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        incarnation: builtins.int = ...,
-        sequence: builtins.int = ...,
-        stats: load_pb2.LoadStats | None = ...,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        stats: _load_pb2.LoadStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["stats", b"stats"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["incarnation", b"incarnation", "rank", b"rank", "sequence", b"sequence", "stats", b"stats"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "sequence", b"sequence", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ReportLoadResponse(message.Message):
+Global___ReportLoadRequest: _TypeAlias = ReportLoadRequest  # noqa: Y015
+
+@_typing.final
+class ReportLoadResponse(_message.Message):
     """ReportLoadResponse ends a ReportLoad stream."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ACCEPTED_REPORTS_FIELD_NUMBER: builtins.int
-    accepted_reports: builtins.int
+    ACCEPTED_REPORTS_FIELD_NUMBER: _builtins.int
+    accepted_reports: _builtins.int
     """accepted_reports that were taken over from this stream."""
     def __init__(
         self,
         *,
-        accepted_reports: builtins.int = ...,
+        accepted_reports: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted_reports", b"accepted_reports"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_reports", b"accepted_reports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchLoadRequest(message.Message):
+Global___ReportLoadResponse: _TypeAlias = ReportLoadResponse  # noqa: Y015
+
+@_typing.final
+class WatchLoadRequest(_message.Message):
     """WatchLoadRequest starts a watch."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MIN_INTERVAL_FIELD_NUMBER: builtins.int
-    HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def min_interval(self) -> duration_pb2.Duration:
+    MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def min_interval(self) -> _duration_pb2.Duration:
         """min_interval between two snapshots; default 100 ms, at least 10 ms."""
 
-    @builtins.property
-    def heartbeat_interval(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
         """heartbeat_interval without changes; default 5 s, at least min_interval."""
 
     def __init__(
         self,
         *,
-        min_interval: duration_pb2.Duration | None = ...,
-        heartbeat_interval: duration_pb2.Duration | None = ...,
+        min_interval: _duration_pb2.Duration | None = ...,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["heartbeat_interval", b"heartbeat_interval", "min_interval", b"min_interval"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["heartbeat_interval", b"heartbeat_interval", "min_interval", b"min_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "min_interval", b"min_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_interval", b"heartbeat_interval", "min_interval", b"min_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchLoadResponse(message.Message):
+Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
+
+@_typing.final
+class WatchLoadResponse(_message.Message):
     """WatchLoadResponse is one snapshot of all ranks that ever reported."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    HEAD_INCARNATION_FIELD_NUMBER: builtins.int
-    LOADS_FIELD_NUMBER: builtins.int
-    HEARTBEAT_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    HEAD_INCARNATION_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
     """sequence grows with every change; equal numbers mean nothing changed.
     Compare only within one head_incarnation.
     """
-    head_incarnation: builtins.int
+    head_incarnation: _builtins.int
     """head_incarnation changes when the head is restarted."""
-    heartbeat: builtins.bool
+    heartbeat: _builtins.bool
     """heartbeat is true when nothing changed since the last snapshot."""
-    @builtins.property
-    def loads(self) -> containers.RepeatedCompositeFieldContainer[rendezvous_pb2.RankLoad]:
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[_rendezvous_pb2.RankLoad]:
         """loads by rank, each with the age of its numbers."""
 
     def __init__(
         self,
         *,
-        sequence: builtins.int = ...,
-        head_incarnation: builtins.int = ...,
-        loads: abc.Iterable[rendezvous_pb2.RankLoad] | None = ...,
-        heartbeat: builtins.bool = ...,
+        sequence: _builtins.int = ...,
+        head_incarnation: _builtins.int = ...,
+        loads: _abc.Iterable[_rendezvous_pb2.RankLoad] | None = ...,
+        heartbeat: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["head_incarnation", b"head_incarnation", "heartbeat", b"heartbeat", "loads", b"loads", "sequence", b"sequence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head_incarnation", b"head_incarnation", "heartbeat", b"heartbeat", "loads", b"loads", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SyncWaveRequest(message.Message):
+Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class SyncWaveRequest(_message.Message):
     """SyncWaveRequest is one frame from a rank or from a gateway's engine."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    STARTED_FIELD_NUMBER: builtins.int
-    FINISHED_FIELD_NUMBER: builtins.int
-    PAUSED_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank that speaks, global."""
-    epoch: builtins.int
+    epoch: _builtins.int
     """epoch of the group the rank believes in; an older one is refused."""
-    @builtins.property
-    def started(self) -> WaveStarted:
+    @_builtins.property
+    def started(self) -> Global___WaveStarted:
         """started: this rank got work while the group was idle."""
 
-    @builtins.property
-    def finished(self) -> WaveFinished:
+    @_builtins.property
+    def finished(self) -> Global___WaveFinished:
         """finished: the group agreed that nobody has work."""
 
-    @builtins.property
-    def paused(self) -> WavePaused:
+    @_builtins.property
+    def paused(self) -> Global___WavePaused:
         """paused: this rank reached the agreed pause."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        epoch: builtins.int = ...,
-        started: WaveStarted | None = ...,
-        finished: WaveFinished | None = ...,
-        paused: WavePaused | None = ...,
+        rank: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        started: Global___WaveStarted | None = ...,
+        finished: Global___WaveFinished | None = ...,
+        paused: Global___WavePaused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["finished", b"finished", "frame", b"frame", "paused", b"paused", "started", b"started"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "finished", b"finished", "frame", b"frame", "paused", b"paused", "rank", b"rank", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "paused", b"paused", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finished", b"finished", "frame", b"frame", "paused", b"paused", "rank", b"rank", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["started", "finished", "paused"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["started", "finished", "paused"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class WaveStarted(message.Message):
+Global___SyncWaveRequest: _TypeAlias = SyncWaveRequest  # noqa: Y015
+
+@_typing.final
+class WaveStarted(_message.Message):
     """WaveStarted reports that a rank woke up."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WAVE_FIELD_NUMBER: builtins.int
-    wave: builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
     """wave the rank started."""
     def __init__(
         self,
         *,
-        wave: builtins.int = ...,
+        wave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["wave", b"wave"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WaveFinished(message.Message):
+Global___WaveStarted: _TypeAlias = WaveStarted  # noqa: Y015
+
+@_typing.final
+class WaveFinished(_message.Message):
     """WaveFinished reports that a wave ended."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WAVE_FIELD_NUMBER: builtins.int
-    STEPS_FIELD_NUMBER: builtins.int
-    wave: builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
     """wave that ended; the next one is wave + 1."""
-    steps: builtins.int
+    steps: _builtins.int
     """steps of the wave."""
     def __init__(
         self,
         *,
-        wave: builtins.int = ...,
-        steps: builtins.int = ...,
+        wave: _builtins.int = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["steps", b"steps", "wave", b"wave"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WavePaused(message.Message):
+Global___WaveFinished: _TypeAlias = WaveFinished  # noqa: Y015
+
+@_typing.final
+class WavePaused(_message.Message):
     """WavePaused reports that a rank stopped at an agreed step."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WAVE_FIELD_NUMBER: builtins.int
-    wave: builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
     """wave in which the group stopped."""
     def __init__(
         self,
         *,
-        wave: builtins.int = ...,
+        wave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["wave", b"wave"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class SyncWaveResponse(message.Message):
+Global___WavePaused: _TypeAlias = WavePaused  # noqa: Y015
+
+@_typing.final
+class SyncWaveResponse(_message.Message):
     """SyncWaveResponse is one frame from the coordinator."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: builtins.int
-    START_FIELD_NUMBER: builtins.int
-    PAUSE_FIELD_NUMBER: builtins.int
-    RESUME_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
     """epoch of the group."""
-    @builtins.property
-    def start(self) -> StartWave:
+    @_builtins.property
+    def start(self) -> Global___StartWave:
         """start asks the rank to step in the named wave."""
 
-    @builtins.property
-    def pause(self) -> PauseWave:
+    @_builtins.property
+    def pause(self) -> Global___PauseWave:
         """pause asks the rank to stop at the next agreement."""
 
-    @builtins.property
-    def resume(self) -> ResumeWave:
+    @_builtins.property
+    def resume(self) -> Global___ResumeWave:
         """resume lets a paused rank step again."""
 
     def __init__(
         self,
         *,
-        epoch: builtins.int = ...,
-        start: StartWave | None = ...,
-        pause: PauseWave | None = ...,
-        resume: ResumeWave | None = ...,
+        epoch: _builtins.int = ...,
+        start: Global___StartWave | None = ...,
+        pause: Global___PauseWave | None = ...,
+        resume: Global___ResumeWave | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["start", "pause", "resume"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["start", "pause", "resume"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class StartWave(message.Message):
+Global___SyncWaveResponse: _TypeAlias = SyncWaveResponse  # noqa: Y015
+
+@_typing.final
+class StartWave(_message.Message):
     """StartWave starts a wave on a rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WAVE_FIELD_NUMBER: builtins.int
-    wave: builtins.int
+    WAVE_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
     """wave to start; a rank in a later wave ignores it."""
     def __init__(
         self,
         *,
-        wave: builtins.int = ...,
+        wave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["wave", b"wave"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class PauseWave(message.Message):
+Global___StartWave: _TypeAlias = StartWave  # noqa: Y015
+
+@_typing.final
+class PauseWave(_message.Message):
     """PauseWave pauses the group."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ResumeWave(message.Message):
+Global___PauseWave: _TypeAlias = PauseWave  # noqa: Y015
+
+@_typing.final
+class ResumeWave(_message.Message):
     """ResumeWave resumes the group."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeWave: _TypeAlias = ResumeWave  # noqa: Y015

@@ -3,829 +3,877 @@
 isort:skip_file
 One rank: token ids in, token ids out."""
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import duration_pb2 as duration_pb2
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-from muster.v1 import load_pb2 as load_pb2
-from muster.v1 import model_pb2 as model_pb2
-from muster.v1 import rendezvous_pb2 as rendezvous_pb2
-from muster.v1 import sampling_pb2 as sampling_pb2
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from muster.v1 import load_pb2 as _load_pb2
+from muster.v1 import model_pb2 as _model_pb2
+from muster.v1 import rendezvous_pb2 as _rendezvous_pb2
+from muster.v1 import sampling_pb2 as _sampling_pb2
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class GenerateRequest(message.Message):
+@_typing.final
+class GenerateRequest(_message.Message):
     """GenerateRequest is one request for one rank."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    GENERATED_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    SAMPLING_FIELD_NUMBER: builtins.int
-    STOP_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    PROMPT_LOGPROBS_FIELD_NUMBER: builtins.int
-    PRIORITY_FIELD_NUMBER: builtins.int
-    CACHE_SALT_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
     """request_id chosen by the caller, unique among live requests. Empty: the
     engine chooses one.
     """
-    logprobs: builtins.int
+    logprobs: _builtins.int
     """logprobs asks for so many alternatives per generated token, 0 to 20.
     Absent: no logprobs. 0: the chosen token's only.
     """
-    prompt_logprobs: builtins.int
+    prompt_logprobs: _builtins.int
     """prompt_logprobs asks the same of the prompt's tokens, 0 to 20."""
-    priority: builtins.int
+    priority: _builtins.int
     """priority orders waiting requests; lower runs earlier. Default 0."""
-    cache_salt: builtins.str
+    cache_salt: _builtins.str
     """cache_salt separates prefix cache namespaces: only requests with equal
     salts share blocks.
     """
-    @builtins.property
-    def prompt_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """prompt_token_ids, at least one; each below the model's vocab_size."""
 
-    @builtins.property
-    def generated_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def generated_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """generated_token_ids were generated for this request before, by a rank that
         was lost: generation continues after them as if nothing had happened. They
         count as output for penalties, seeds, max_tokens and usage, and are not
         sent again.
         """
 
-    @builtins.property
-    def sampling(self) -> sampling_pb2.SamplingParams:
+    @_builtins.property
+    def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling says how tokens are chosen."""
 
-    @builtins.property
-    def stop(self) -> sampling_pb2.StopConditions:
+    @_builtins.property
+    def stop(self) -> _sampling_pb2.StopConditions:
         """stop says when to end."""
 
     def __init__(
         self,
         *,
-        request_id: builtins.str = ...,
-        prompt_token_ids: abc.Iterable[builtins.int] | None = ...,
-        generated_token_ids: abc.Iterable[builtins.int] | None = ...,
-        sampling: sampling_pb2.SamplingParams | None = ...,
-        stop: sampling_pb2.StopConditions | None = ...,
-        logprobs: builtins.int | None = ...,
-        prompt_logprobs: builtins.int | None = ...,
-        priority: builtins.int = ...,
-        cache_salt: builtins.str = ...,
+        request_id: _builtins.str = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        generated_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        sampling: _sampling_pb2.SamplingParams | None = ...,
+        stop: _sampling_pb2.StopConditions | None = ...,
+        logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__logprobs: _TypeAlias = typing.Literal["logprobs"]  # noqa: Y015
-    _WhichOneofArgType__logprobs: _TypeAlias = typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
-    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = typing.Literal["prompt_logprobs"]  # noqa: Y015
-    _WhichOneofArgType__prompt_logprobs: _TypeAlias = typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
 
-@typing.final
-class GenerateResponse(message.Message):
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class GenerateResponse(_message.Message):
     """GenerateResponse is a delta of one request."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    PROMPT_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
-    STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
-    USAGE_FIELD_NUMBER: builtins.int
-    finish_reason: sampling_pb2.FinishReason.ValueType
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    finish_reason: _sampling_pb2.FinishReason.ValueType
     """finish_reason is set on the last message only."""
-    stop_token_id: builtins.int
+    stop_token_id: _builtins.int
     """stop_token_id that ended the generation, when one did."""
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids new since the last message."""
 
-    @builtins.property
-    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprobs]:
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """logprobs of token_ids, one each, when asked for."""
 
-    @builtins.property
-    def prompt(self) -> PromptInfo:
+    @_builtins.property
+    def prompt(self) -> Global___PromptInfo:
         """prompt comes once, with the first message."""
 
-    @builtins.property
-    def usage(self) -> sampling_pb2.Usage:
+    @_builtins.property
+    def usage(self) -> _sampling_pb2.Usage:
         """usage comes with the last message."""
 
     def __init__(
         self,
         *,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
-        logprobs: abc.Iterable[sampling_pb2.TokenLogprobs] | None = ...,
-        prompt: PromptInfo | None = ...,
-        finish_reason: sampling_pb2.FinishReason.ValueType = ...,
-        stop_token_id: builtins.int | None = ...,
-        usage: sampling_pb2.Usage | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        prompt: Global___PromptInfo | None = ...,
+        finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
+        stop_token_id: _builtins.int | None = ...,
+        usage: _sampling_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "prompt", b"prompt", "stop_token_id", b"stop_token_id", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__stop_token_id: _TypeAlias = typing.Literal["stop_token_id"]  # noqa: Y015
-    _WhichOneofArgType__stop_token_id: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
-@typing.final
-class PromptInfo(message.Message):
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class PromptInfo(_message.Message):
     """PromptInfo tells what became of the prompt."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NUM_TOKENS_FIELD_NUMBER: builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    num_tokens: builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
     """num_tokens of the prompt."""
-    cached_tokens: builtins.int
+    cached_tokens: _builtins.int
     """cached_tokens of the prompt that were found in the prefix cache."""
-    @builtins.property
-    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprobs]:
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """logprobs of the prompt's tokens, one each, when asked for."""
 
     def __init__(
         self,
         *,
-        num_tokens: builtins.int = ...,
-        cached_tokens: builtins.int = ...,
-        logprobs: abc.Iterable[sampling_pb2.TokenLogprobs] | None = ...,
+        num_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_tokens", b"num_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class AttachRequest(message.Message):
+Global___PromptInfo: _TypeAlias = PromptInfo  # noqa: Y015
+
+@_typing.final
+class AttachRequest(_message.Message):
     """AttachRequest is one frame from a gateway."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    OPEN_FIELD_NUMBER: builtins.int
-    SUBMIT_FIELD_NUMBER: builtins.int
-    ABORT_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def open(self) -> OpenAttachment:
+    OPEN_FIELD_NUMBER: _builtins.int
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    ABORT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenAttachment:
         """open must be the first frame."""
 
-    @builtins.property
-    def submit(self) -> Submit:
+    @_builtins.property
+    def submit(self) -> Global___Submit:
         """submit adds a request."""
 
-    @builtins.property
-    def abort(self) -> AbortRequests:
+    @_builtins.property
+    def abort(self) -> Global___AbortRequests:
         """abort ends requests."""
 
     def __init__(
         self,
         *,
-        open: OpenAttachment | None = ...,
-        submit: Submit | None = ...,
-        abort: AbortRequests | None = ...,
+        open: Global___OpenAttachment | None = ...,
+        submit: Global___Submit | None = ...,
+        abort: Global___AbortRequests | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["abort", b"abort", "frame", b"frame", "open", b"open", "submit", b"submit"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["abort", b"abort", "frame", b"frame", "open", b"open", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "frame", b"frame", "open", b"open", "submit", b"submit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "frame", b"frame", "open", b"open", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["open", "submit", "abort"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["open", "submit", "abort"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class OpenAttachment(message.Message):
+Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
+
+@_typing.final
+class OpenAttachment(_message.Message):
     """OpenAttachment introduces a gateway."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GATEWAY_FIELD_NUMBER: builtins.int
-    gateway: builtins.str
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    gateway: _builtins.str
     """gateway name, for logs and metrics."""
     def __init__(
         self,
         *,
-        gateway: builtins.str = ...,
+        gateway: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Submit(message.Message):
+Global___OpenAttachment: _TypeAlias = OpenAttachment  # noqa: Y015
+
+@_typing.final
+class Submit(_message.Message):
     """Submit adds a request to this stream."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: builtins.int
-    REQUEST_FIELD_NUMBER: builtins.int
-    TIMEOUT_FIELD_NUMBER: builtins.int
-    TRACEPARENT_FIELD_NUMBER: builtins.int
-    handle: builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
     """handle chosen by the gateway, not in use on this stream."""
-    traceparent: builtins.str
+    traceparent: _builtins.str
     """traceparent of the W3C trace context, empty without one."""
-    @builtins.property
-    def request(self) -> GenerateRequest:
+    @_builtins.property
+    def request(self) -> Global___GenerateRequest:
         """request to run."""
 
-    @builtins.property
-    def timeout(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
         """timeout in which the request must finish; absent waits for ever."""
 
     def __init__(
         self,
         *,
-        handle: builtins.int = ...,
-        request: GenerateRequest | None = ...,
-        timeout: duration_pb2.Duration | None = ...,
-        traceparent: builtins.str = ...,
+        handle: _builtins.int = ...,
+        request: Global___GenerateRequest | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["request", b"request", "timeout", b"timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "request", b"request", "timeout", b"timeout", "traceparent", b"traceparent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "request", b"request", "timeout", b"timeout", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class AbortRequests(message.Message):
+Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class AbortRequests(_message.Message):
     """AbortRequests ends requests of this stream. Each handle gets its Finished
     with FINISH_REASON_ABORT unless it had ended already.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLES_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def handles(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    HANDLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """handles to end; unknown ones are ignored."""
 
     def __init__(
         self,
         *,
-        handles: abc.Iterable[builtins.int] | None = ...,
+        handles: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handles", b"handles"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handles", b"handles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class AttachResponse(message.Message):
+Global___AbortRequests: _TypeAlias = AbortRequests  # noqa: Y015
+
+@_typing.final
+class AttachResponse(_message.Message):
     """AttachResponse is one frame from the engine."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ATTACHED_FIELD_NUMBER: builtins.int
-    OUTPUTS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def attached(self) -> Attached:
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attached(self) -> Global___Attached:
         """attached answers OpenAttachment."""
 
-    @builtins.property
-    def outputs(self) -> StepOutputs:
+    @_builtins.property
+    def outputs(self) -> Global___StepOutputs:
         """outputs of one engine step."""
 
     def __init__(
         self,
         *,
-        attached: Attached | None = ...,
-        outputs: StepOutputs | None = ...,
+        attached: Global___Attached | None = ...,
+        outputs: Global___StepOutputs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["attached", b"attached", "frame", b"frame", "outputs", b"outputs"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attached", b"attached", "frame", b"frame", "outputs", b"outputs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "frame", b"frame", "outputs", b"outputs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "frame", b"frame", "outputs", b"outputs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["attached", "outputs"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["attached", "outputs"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class Attached(message.Message):
+Global___AttachResponse: _TypeAlias = AttachResponse  # noqa: Y015
+
+@_typing.final
+class Attached(_message.Message):
     """Attached tells who is at the other end."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank of the engine, global."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation of the engine process."""
-    @builtins.property
-    def model(self) -> model_pb2.ModelInfo:
+    @_builtins.property
+    def model(self) -> _model_pb2.ModelInfo:
         """model that is loaded."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        incarnation: builtins.int = ...,
-        model: model_pb2.ModelInfo | None = ...,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        model: _model_pb2.ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["incarnation", b"incarnation", "model", b"model", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "model", b"model", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StepOutputs(message.Message):
+Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class StepOutputs(_message.Message):
     """StepOutputs carries the outputs of one engine step for one gateway. The i-th
     of handles received token_counts[i] tokens, taken in order from token_ids.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    HANDLES_FIELD_NUMBER: builtins.int
-    TOKEN_COUNTS_FIELD_NUMBER: builtins.int
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    STARTED_FIELD_NUMBER: builtins.int
-    FINISHED_FIELD_NUMBER: builtins.int
-    FAILED_FIELD_NUMBER: builtins.int
-    step: builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    HANDLES_FIELD_NUMBER: _builtins.int
+    TOKEN_COUNTS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
     """step number of the engine."""
-    @builtins.property
-    def handles(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """handles that received tokens in this step."""
 
-    @builtins.property
-    def token_counts(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_counts per handle; empty when each received exactly one."""
 
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids of all handles, concatenated."""
 
-    @builtins.property
-    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[HandleLogprobs]:
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandleLogprobs]:
         """logprobs of token_ids, for handles that asked for them."""
 
-    @builtins.property
-    def started(self) -> containers.RepeatedCompositeFieldContainer[Started]:
+    @_builtins.property
+    def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___Started]:
         """started requests: their prompt was computed in this step."""
 
-    @builtins.property
-    def finished(self) -> containers.RepeatedCompositeFieldContainer[Finished]:
+    @_builtins.property
+    def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finished]:
         """finished requests; no more is sent for their handles."""
 
-    @builtins.property
-    def failed(self) -> containers.RepeatedCompositeFieldContainer[Failed]:
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedCompositeFieldContainer[Global___Failed]:
         """failed requests; no more is sent for their handles."""
 
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
-        handles: abc.Iterable[builtins.int] | None = ...,
-        token_counts: abc.Iterable[builtins.int] | None = ...,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
-        logprobs: abc.Iterable[HandleLogprobs] | None = ...,
-        started: abc.Iterable[Started] | None = ...,
-        finished: abc.Iterable[Finished] | None = ...,
-        failed: abc.Iterable[Failed] | None = ...,
+        step: _builtins.int = ...,
+        handles: _abc.Iterable[_builtins.int] | None = ...,
+        token_counts: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___HandleLogprobs] | None = ...,
+        started: _abc.Iterable[Global___Started] | None = ...,
+        finished: _abc.Iterable[Global___Finished] | None = ...,
+        failed: _abc.Iterable[Global___Failed] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["failed", b"failed", "finished", b"finished", "handles", b"handles", "logprobs", b"logprobs", "started", b"started", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "finished", b"finished", "handles", b"handles", "logprobs", b"logprobs", "started", b"started", "step", b"step", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class HandleLogprobs(message.Message):
+Global___StepOutputs: _TypeAlias = StepOutputs  # noqa: Y015
+
+@_typing.final
+class HandleLogprobs(_message.Message):
     """HandleLogprobs are the logprobs of one handle's tokens in one step."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    handle: builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
     """handle they belong to."""
-    @builtins.property
-    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[sampling_pb2.TokenLogprobs]:
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
         """logprobs, one per token of this handle in this step."""
 
     def __init__(
         self,
         *,
-        handle: builtins.int = ...,
-        logprobs: abc.Iterable[sampling_pb2.TokenLogprobs] | None = ...,
+        handle: _builtins.int = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "logprobs", b"logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "logprobs", b"logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Started(message.Message):
+Global___HandleLogprobs: _TypeAlias = HandleLogprobs  # noqa: Y015
+
+@_typing.final
+class Started(_message.Message):
     """Started tells what became of a prompt."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: builtins.int
-    PROMPT_FIELD_NUMBER: builtins.int
-    handle: builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
     """handle of the request."""
-    @builtins.property
-    def prompt(self) -> PromptInfo:
+    @_builtins.property
+    def prompt(self) -> Global___PromptInfo:
         """prompt facts."""
 
     def __init__(
         self,
         *,
-        handle: builtins.int = ...,
-        prompt: PromptInfo | None = ...,
+        handle: _builtins.int = ...,
+        prompt: Global___PromptInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["handle", b"handle", "prompt", b"prompt"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "prompt", b"prompt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Finished(message.Message):
+Global___Started: _TypeAlias = Started  # noqa: Y015
+
+@_typing.final
+class Finished(_message.Message):
     """Finished ends a request normally or by abort."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
-    STOP_TOKEN_ID_FIELD_NUMBER: builtins.int
-    USAGE_FIELD_NUMBER: builtins.int
-    handle: builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
     """handle of the request."""
-    finish_reason: sampling_pb2.FinishReason.ValueType
+    finish_reason: _sampling_pb2.FinishReason.ValueType
     """finish_reason, never unspecified."""
-    stop_token_id: builtins.int
+    stop_token_id: _builtins.int
     """stop_token_id that ended the generation, when one did."""
-    @builtins.property
-    def usage(self) -> sampling_pb2.Usage:
+    @_builtins.property
+    def usage(self) -> _sampling_pb2.Usage:
         """usage of the request."""
 
     def __init__(
         self,
         *,
-        handle: builtins.int = ...,
-        finish_reason: sampling_pb2.FinishReason.ValueType = ...,
-        stop_token_id: builtins.int | None = ...,
-        usage: sampling_pb2.Usage | None = ...,
+        handle: _builtins.int = ...,
+        finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
+        stop_token_id: _builtins.int | None = ...,
+        usage: _sampling_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "handle", b"handle", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "handle", b"handle", "stop_token_id", b"stop_token_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__stop_token_id: _TypeAlias = typing.Literal["stop_token_id"]  # noqa: Y015
-    _WhichOneofArgType__stop_token_id: _TypeAlias = typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
-@typing.final
-class Failed(message.Message):
+Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class Failed(_message.Message):
     """Failed ends a request with an error; the same content as a gRPC status."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HANDLE_FIELD_NUMBER: builtins.int
-    CODE_FIELD_NUMBER: builtins.int
-    MESSAGE_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    FIELD_FIELD_NUMBER: builtins.int
-    RETRY_AFTER_FIELD_NUMBER: builtins.int
-    handle: builtins.int
+    HANDLE_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    FIELD_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
     """handle of the request."""
-    code: builtins.int
+    code: _builtins.int
     """code is the gRPC status code."""
-    message: builtins.str
+    message: _builtins.str
     """message for people."""
-    reason: builtins.str
+    reason: _builtins.str
     """reason is the ErrorInfo reason, UPPER_SNAKE_CASE."""
-    field: builtins.str
+    field: _builtins.str
     """field that is at fault, empty when none is."""
-    @builtins.property
-    def retry_after(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def retry_after(self) -> _duration_pb2.Duration:
         """retry_after is set when trying again later can help."""
 
     def __init__(
         self,
         *,
-        handle: builtins.int = ...,
-        code: builtins.int = ...,
-        message: builtins.str = ...,
-        reason: builtins.str = ...,
-        field: builtins.str = ...,
-        retry_after: duration_pb2.Duration | None = ...,
+        handle: _builtins.int = ...,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        field: _builtins.str = ...,
+        retry_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["code", b"code", "field", b"field", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retry_after", b"retry_after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "field", b"field", "handle", b"handle", "message", b"message", "reason", b"reason", "retry_after", b"retry_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class AbortRequest(message.Message):
+Global___Failed: _TypeAlias = Failed  # noqa: Y015
+
+@_typing.final
+class AbortRequest(_message.Message):
     """AbortRequest names requests to end."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_IDS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def request_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """request_ids to end."""
 
     def __init__(
         self,
         *,
-        request_ids: abc.Iterable[builtins.str] | None = ...,
+        request_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_ids", b"request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class AbortResponse(message.Message):
+Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
+
+@_typing.final
+class AbortResponse(_message.Message):
     """AbortResponse tells what was ended."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ABORTED_FIELD_NUMBER: builtins.int
-    aborted: builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
+    aborted: _builtins.int
     """aborted counts requests that were live."""
     def __init__(
         self,
         *,
-        aborted: builtins.int = ...,
+        aborted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["aborted", b"aborted"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetStatusRequest(message.Message):
+Global___AbortResponse: _TypeAlias = AbortResponse  # noqa: Y015
+
+@_typing.final
+class GetStatusRequest(_message.Message):
     """GetStatusRequest asks for an engine's status."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetStatusResponse(message.Message):
+Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
+
+@_typing.final
+class GetStatusResponse(_message.Message):
     """GetStatusResponse is an engine's identity, state and load."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    STATE_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    LOAD_FIELD_NUMBER: builtins.int
-    PRODUCT_VERSION_FIELD_NUMBER: builtins.int
-    DEVICE_FIELD_NUMBER: builtins.int
-    ATTENTION_BACKEND_FIELD_NUMBER: builtins.int
-    NUM_THREADS_FIELD_NUMBER: builtins.int
-    FREE_BLOCKS_FIELD_NUMBER: builtins.int
-    TOTAL_BLOCKS_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    PRODUCT_VERSION_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
+    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
+    NUM_THREADS_FIELD_NUMBER: _builtins.int
+    FREE_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank, absent until the head assigned one."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation of this process."""
-    state: rendezvous_pb2.RankState.ValueType
+    state: _rendezvous_pb2.RankState.ValueType
     """state as the engine sees it: JOINING, READY or DRAINING."""
-    phase: rendezvous_pb2.EnginePhase.ValueType
+    phase: _rendezvous_pb2.EnginePhase.ValueType
     """phase of start-up, SERVING afterwards."""
-    product_version: builtins.str
+    product_version: _builtins.str
     """product_version of the engine."""
-    device: builtins.str
+    device: _builtins.str
     """device it computes on, for example "cpu"."""
-    attention_backend: builtins.str
+    attention_backend: _builtins.str
     """attention_backend in use, for example "torch"."""
-    num_threads: builtins.int
+    num_threads: _builtins.int
     """num_threads of the computation."""
-    free_blocks: builtins.int
+    free_blocks: _builtins.int
     """free_blocks of the KV cache, including cached ones that can be evicted."""
-    total_blocks: builtins.int
+    total_blocks: _builtins.int
     """total_blocks of the KV cache."""
-    @builtins.property
-    def load(self) -> load_pb2.LoadStats:
+    @_builtins.property
+    def load(self) -> _load_pb2.LoadStats:
         """load now."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int | None = ...,
-        incarnation: builtins.int = ...,
-        state: rendezvous_pb2.RankState.ValueType = ...,
-        phase: rendezvous_pb2.EnginePhase.ValueType = ...,
-        load: load_pb2.LoadStats | None = ...,
-        product_version: builtins.str = ...,
-        device: builtins.str = ...,
-        attention_backend: builtins.str = ...,
-        num_threads: builtins.int = ...,
-        free_blocks: builtins.int | None = ...,
-        total_blocks: builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        incarnation: _builtins.int = ...,
+        state: _rendezvous_pb2.RankState.ValueType = ...,
+        phase: _rendezvous_pb2.EnginePhase.ValueType = ...,
+        load: _load_pb2.LoadStats | None = ...,
+        product_version: _builtins.str = ...,
+        device: _builtins.str = ...,
+        attention_backend: _builtins.str = ...,
+        num_threads: _builtins.int = ...,
+        free_blocks: _builtins.int | None = ...,
+        total_blocks: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_free_blocks", b"_free_blocks", "_rank", b"_rank", "_total_blocks", b"_total_blocks", "free_blocks", b"free_blocks", "load", b"load", "rank", b"rank", "total_blocks", b"total_blocks"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_free_blocks", b"_free_blocks", "_rank", b"_rank", "_total_blocks", b"_total_blocks", "attention_backend", b"attention_backend", "device", b"device", "free_blocks", b"free_blocks", "incarnation", b"incarnation", "load", b"load", "num_threads", b"num_threads", "phase", b"phase", "product_version", b"product_version", "rank", b"rank", "state", b"state", "total_blocks", b"total_blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_free_blocks", b"_free_blocks", "_rank", b"_rank", "_total_blocks", b"_total_blocks", "free_blocks", b"free_blocks", "load", b"load", "rank", b"rank", "total_blocks", b"total_blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_blocks", b"_free_blocks", "_rank", b"_rank", "_total_blocks", b"_total_blocks", "attention_backend", b"attention_backend", "device", b"device", "free_blocks", b"free_blocks", "incarnation", b"incarnation", "load", b"load", "num_threads", b"num_threads", "phase", b"phase", "product_version", b"product_version", "rank", b"rank", "state", b"state", "total_blocks", b"total_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__free_blocks: _TypeAlias = typing.Literal["free_blocks"]  # noqa: Y015
-    _WhichOneofArgType__free_blocks: _TypeAlias = typing.Literal["_free_blocks", b"_free_blocks"]  # noqa: Y015
-    _WhichOneofReturnType__rank: _TypeAlias = typing.Literal["rank"]  # noqa: Y015
-    _WhichOneofArgType__rank: _TypeAlias = typing.Literal["_rank", b"_rank"]  # noqa: Y015
-    _WhichOneofReturnType__total_blocks: _TypeAlias = typing.Literal["total_blocks"]  # noqa: Y015
-    _WhichOneofArgType__total_blocks: _TypeAlias = typing.Literal["_total_blocks", b"_total_blocks"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__free_blocks: _TypeAlias = _typing.Literal["free_blocks"]  # noqa: Y015
+    _WhichOneofArgType__free_blocks: _TypeAlias = _typing.Literal["_free_blocks", b"_free_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    _WhichOneofReturnType__total_blocks: _TypeAlias = _typing.Literal["total_blocks"]  # noqa: Y015
+    _WhichOneofArgType__total_blocks: _TypeAlias = _typing.Literal["_total_blocks", b"_total_blocks"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__free_blocks) -> _WhichOneofReturnType__free_blocks | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__total_blocks) -> _WhichOneofReturnType__total_blocks | None: ...
 
-@typing.final
-class GetModelRequest(message.Message):
+Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetModelRequest(_message.Message):
     """GetModelRequest asks for the loaded model."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetModelResponse(message.Message):
+Global___GetModelRequest: _TypeAlias = GetModelRequest  # noqa: Y015
+
+@_typing.final
+class GetModelResponse(_message.Message):
     """GetModelResponse has the loaded model."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def model(self) -> model_pb2.ModelInfo:
+    MODEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def model(self) -> _model_pb2.ModelInfo:
         """model that is loaded."""
 
     def __init__(
         self,
         *,
-        model: model_pb2.ModelInfo | None = ...,
+        model: _model_pb2.ModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetTokenizerRequest(message.Message):
+Global___GetModelResponse: _TypeAlias = GetModelResponse  # noqa: Y015
+
+@_typing.final
+class GetTokenizerRequest(_message.Message):
     """GetTokenizerRequest asks for the tokenizer archive."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetTokenizerResponse(message.Message):
+Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class GetTokenizerResponse(_message.Message):
     """GetTokenizerResponse is one chunk of a zip archive. It holds either Hugging
     Face files (tokenizer.json, tokenizer_config.json, chat_template.jinja,
     generation_config.json as far as present) or gguf_tokenizer.json, an object
     with the checkpoint's "tokenizer.*" metadata under their GGUF keys.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    DATA_FIELD_NUMBER: builtins.int
-    SHA256_FIELD_NUMBER: builtins.int
-    data: builtins.bytes
+    DATA_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
     """data of this chunk."""
-    sha256: builtins.str
+    sha256: _builtins.str
     """sha256 of the whole archive in lower-case hex, on the last chunk only. A
     stream without it was truncated.
     """
     def __init__(
         self,
         *,
-        data: builtins.bytes = ...,
-        sha256: builtins.str = ...,
+        data: _builtins.bytes = ...,
+        sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["data", b"data", "sha256", b"sha256"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchStatsRequest(message.Message):
+Global___GetTokenizerResponse: _TypeAlias = GetTokenizerResponse  # noqa: Y015
+
+@_typing.final
+class WatchStatsRequest(_message.Message):
     """WatchStatsRequest starts a watch."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MIN_INTERVAL_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def min_interval(self) -> duration_pb2.Duration:
+    MIN_INTERVAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def min_interval(self) -> _duration_pb2.Duration:
         """min_interval between two messages; default 0, every step."""
 
     def __init__(
         self,
         *,
-        min_interval: duration_pb2.Duration | None = ...,
+        min_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_interval", b"min_interval"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchStatsResponse(message.Message):
+Global___WatchStatsRequest: _TypeAlias = WatchStatsRequest  # noqa: Y015
+
+@_typing.final
+class WatchStatsResponse(_message.Message):
     """WatchStatsResponse describes one engine step."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    STEP_FIELD_NUMBER: builtins.int
-    NUM_SEQUENCES_FIELD_NUMBER: builtins.int
-    NUM_TOKENS_FIELD_NUMBER: builtins.int
-    DURATION_US_FIELD_NUMBER: builtins.int
-    SCHEDULE_US_FIELD_NUMBER: builtins.int
-    EXECUTE_US_FIELD_NUMBER: builtins.int
-    LOAD_FIELD_NUMBER: builtins.int
-    step: builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_US_FIELD_NUMBER: _builtins.int
+    SCHEDULE_US_FIELD_NUMBER: _builtins.int
+    EXECUTE_US_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
     """step number."""
-    num_sequences: builtins.int
+    num_sequences: _builtins.int
     """num_sequences in the step."""
-    num_tokens: builtins.int
+    num_tokens: _builtins.int
     """num_tokens computed in the step."""
-    duration_us: builtins.int
+    duration_us: _builtins.int
     """duration_us of the step in microseconds."""
-    schedule_us: builtins.int
+    schedule_us: _builtins.int
     """schedule_us of it were spent on choosing the batch."""
-    execute_us: builtins.int
+    execute_us: _builtins.int
     """execute_us of it were spent on the forward pass and sampling."""
-    @builtins.property
-    def load(self) -> load_pb2.LoadStats:
+    @_builtins.property
+    def load(self) -> _load_pb2.LoadStats:
         """load after the step."""
 
     def __init__(
         self,
         *,
-        step: builtins.int = ...,
-        num_sequences: builtins.int = ...,
-        num_tokens: builtins.int = ...,
-        duration_us: builtins.int = ...,
-        schedule_us: builtins.int = ...,
-        execute_us: builtins.int = ...,
-        load: load_pb2.LoadStats | None = ...,
+        step: _builtins.int = ...,
+        num_sequences: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+        duration_us: _builtins.int = ...,
+        schedule_us: _builtins.int = ...,
+        execute_us: _builtins.int = ...,
+        load: _load_pb2.LoadStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["load", b"load"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["duration_us", b"duration_us", "execute_us", b"execute_us", "load", b"load", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "schedule_us", b"schedule_us", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["load", b"load"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_us", b"duration_us", "execute_us", b"execute_us", "load", b"load", "num_sequences", b"num_sequences", "num_tokens", b"num_tokens", "schedule_us", b"schedule_us", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchStatsResponse: _TypeAlias = WatchStatsResponse  # noqa: Y015

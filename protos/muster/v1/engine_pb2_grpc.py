@@ -138,9 +138,9 @@ class EngineServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchStats(self, request, context):
-        """WatchStats streams statistics of engine steps, newest first come: a slow
-        watcher misses steps rather than slowing the engine. It ends when the
-        engine stops or the watcher cancels.
+        """WatchStats streams statistics of engine steps. A slow watcher misses steps
+        rather than slowing the engine. It ends when the engine stops or the
+        watcher cancels.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -70,9 +70,9 @@ class EngineServiceStub:
     files. Chunks are at most 64 KiB; the last one has the SHA-256.
     """
     WatchStats: _grpc.UnaryStreamMultiCallable[_engine_pb2.WatchStatsRequest, _engine_pb2.WatchStatsResponse]
-    """WatchStats streams statistics of engine steps, newest first come: a slow
-    watcher misses steps rather than slowing the engine. It ends when the
-    engine stops or the watcher cancels.
+    """WatchStats streams statistics of engine steps. A slow watcher misses steps
+    rather than slowing the engine. It ends when the engine stops or the
+    watcher cancels.
     """
 
 @_typing.type_check_only
@@ -117,9 +117,9 @@ class EngineServiceAsyncStub(EngineServiceStub):
     files. Chunks are at most 64 KiB; the last one has the SHA-256.
     """
     WatchStats: _aio.UnaryStreamMultiCallable[_engine_pb2.WatchStatsRequest, _engine_pb2.WatchStatsResponse]  # type: ignore[assignment]
-    """WatchStats streams statistics of engine steps, newest first come: a slow
-    watcher misses steps rather than slowing the engine. It ends when the
-    engine stops or the watcher cancels.
+    """WatchStats streams statistics of engine steps. A slow watcher misses steps
+    rather than slowing the engine. It ends when the engine stops or the
+    watcher cancels.
     """
 
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -203,9 +203,9 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.WatchStatsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_pb2.WatchStatsResponse], _abc.AsyncIterator[_engine_pb2.WatchStatsResponse]]:
-        """WatchStats streams statistics of engine steps, newest first come: a slow
-        watcher misses steps rather than slowing the engine. It ends when the
-        engine stops or the watcher cancels.
+        """WatchStats streams statistics of engine steps. A slow watcher misses steps
+        rather than slowing the engine. It ends when the engine stops or the
+        watcher cancels.
         """
 
 def add_EngineServiceServicer_to_server(servicer: EngineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,66 +3,66 @@
 isort:skip_file
 Text in, text out, over all ranks."""
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-from muster.v1 import model_pb2 as model_pb2
-from muster.v1 import sampling_pb2 as sampling_pb2
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from muster.v1 import model_pb2 as _model_pb2
+from muster.v1 import sampling_pb2 as _sampling_pb2
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class GenerationOptions(message.Message):
+@_typing.final
+class GenerationOptions(_message.Message):
     """GenerationOptions are the options that Complete and Chat share."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SAMPLING_FIELD_NUMBER: builtins.int
-    CONDITIONS_FIELD_NUMBER: builtins.int
-    STOP_STRINGS_FIELD_NUMBER: builtins.int
-    INCLUDE_STOP_STRING_FIELD_NUMBER: builtins.int
-    N_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
-    RETURN_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    PRIORITY_FIELD_NUMBER: builtins.int
-    CACHE_SALT_FIELD_NUMBER: builtins.int
-    include_stop_string: builtins.bool
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
+    STOP_STRINGS_FIELD_NUMBER: _builtins.int
+    INCLUDE_STOP_STRING_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    include_stop_string: _builtins.bool
     """include_stop_string keeps the match in the text."""
-    n: builtins.int
+    n: _builtins.int
     """n choices, 1 to 128. Default 1."""
-    logprobs: builtins.int
+    logprobs: _builtins.int
     """logprobs asks for so many alternatives per token, 0 to 20. Absent: none."""
-    rank: builtins.int
+    rank: _builtins.int
     """rank to use, global. Absent: the gateway chooses. The metadata key wins."""
-    keep_special_tokens: builtins.bool
+    keep_special_tokens: _builtins.bool
     """keep_special_tokens leaves special tokens in the text."""
-    return_token_ids: builtins.bool
+    return_token_ids: _builtins.bool
     """return_token_ids adds the token ids to the deltas."""
-    priority: builtins.int
+    priority: _builtins.int
     """priority, see GenerateRequest.priority."""
-    cache_salt: builtins.str
+    cache_salt: _builtins.str
     """cache_salt, see GenerateRequest.cache_salt."""
-    @builtins.property
-    def sampling(self) -> sampling_pb2.SamplingParams:
+    @_builtins.property
+    def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling says how tokens are chosen."""
 
-    @builtins.property
-    def conditions(self) -> sampling_pb2.StopConditions:
+    @_builtins.property
+    def conditions(self) -> _sampling_pb2.StopConditions:
         """conditions says when to end, in tokens."""
 
-    @builtins.property
-    def stop_strings(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    @_builtins.property
+    def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stop_strings end a choice when they appear in its text; the match is left
         out of the text.
         """
@@ -70,55 +70,57 @@ class GenerationOptions(message.Message):
     def __init__(
         self,
         *,
-        sampling: sampling_pb2.SamplingParams | None = ...,
-        conditions: sampling_pb2.StopConditions | None = ...,
-        stop_strings: abc.Iterable[builtins.str] | None = ...,
-        include_stop_string: builtins.bool = ...,
-        n: builtins.int | None = ...,
-        logprobs: builtins.int | None = ...,
-        rank: builtins.int | None = ...,
-        keep_special_tokens: builtins.bool = ...,
-        return_token_ids: builtins.bool = ...,
-        priority: builtins.int = ...,
-        cache_salt: builtins.str = ...,
+        sampling: _sampling_pb2.SamplingParams | None = ...,
+        conditions: _sampling_pb2.StopConditions | None = ...,
+        stop_strings: _abc.Iterable[_builtins.str] | None = ...,
+        include_stop_string: _builtins.bool = ...,
+        n: _builtins.int | None = ...,
+        logprobs: _builtins.int | None = ...,
+        rank: _builtins.int | None = ...,
+        keep_special_tokens: _builtins.bool = ...,
+        return_token_ids: _builtins.bool = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "conditions", b"conditions", "logprobs", b"logprobs", "n", b"n", "rank", b"rank", "sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "cache_salt", b"cache_salt", "conditions", b"conditions", "include_stop_string", b"include_stop_string", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "rank", b"rank", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop_strings", b"stop_strings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "conditions", b"conditions", "logprobs", b"logprobs", "n", b"n", "rank", b"rank", "sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "cache_salt", b"cache_salt", "conditions", b"conditions", "include_stop_string", b"include_stop_string", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "rank", b"rank", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop_strings", b"stop_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__logprobs: _TypeAlias = typing.Literal["logprobs"]  # noqa: Y015
-    _WhichOneofArgType__logprobs: _TypeAlias = typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
-    _WhichOneofReturnType__n: _TypeAlias = typing.Literal["n"]  # noqa: Y015
-    _WhichOneofArgType__n: _TypeAlias = typing.Literal["_n", b"_n"]  # noqa: Y015
-    _WhichOneofReturnType__rank: _TypeAlias = typing.Literal["rank"]  # noqa: Y015
-    _WhichOneofArgType__rank: _TypeAlias = typing.Literal["_rank", b"_rank"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
-@typing.final
-class CompleteRequest(message.Message):
+Global___GenerationOptions: _TypeAlias = GenerationOptions  # noqa: Y015
+
+@_typing.final
+class CompleteRequest(_message.Message):
     """CompleteRequest asks for a continuation."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    OPTIONS_FIELD_NUMBER: builtins.int
-    model: builtins.str
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
     """model name; empty takes the first served one."""
-    text: builtins.str
+    text: _builtins.str
     """text to continue."""
-    @builtins.property
-    def token_ids(self) -> sampling_pb2.TokenSequence:
+    @_builtins.property
+    def token_ids(self) -> _sampling_pb2.TokenSequence:
         """token_ids to continue."""
 
-    @builtins.property
-    def options(self) -> GenerationOptions:
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
         """options of the generation. max_tokens defaults to 16 here, as in the REST
         API.
         """
@@ -126,370 +128,396 @@ class CompleteRequest(message.Message):
     def __init__(
         self,
         *,
-        model: builtins.str = ...,
-        text: builtins.str = ...,
-        token_ids: sampling_pb2.TokenSequence | None = ...,
-        options: GenerationOptions | None = ...,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        token_ids: _sampling_pb2.TokenSequence | None = ...,
+        options: Global___GenerationOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["options", b"options", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["model", b"model", "options", b"options", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "options", b"options", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_prompt: _TypeAlias = typing.Literal["text", "token_ids"]  # noqa: Y015
-    _WhichOneofArgType_prompt: _TypeAlias = typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
-@typing.final
-class TextDelta(message.Message):
+Global___CompleteRequest: _TypeAlias = CompleteRequest  # noqa: Y015
+
+@_typing.final
+class TextDelta(_message.Message):
     """TextDelta is new text of one choice."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    INDEX_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    LOGPROBS_FIELD_NUMBER: builtins.int
-    FINISH_REASON_FIELD_NUMBER: builtins.int
-    STOP_STRING_FIELD_NUMBER: builtins.int
-    index: builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    STOP_STRING_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
     """index of the choice, 0 to n - 1."""
-    text: builtins.str
+    text: _builtins.str
     """text new since the last delta of this choice."""
-    finish_reason: sampling_pb2.FinishReason.ValueType
+    finish_reason: _sampling_pb2.FinishReason.ValueType
     """finish_reason is set on the last delta of the choice."""
-    stop_string: builtins.str
+    stop_string: _builtins.str
     """stop_string that ended the choice, when one did."""
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids new since the last delta, when asked for."""
 
-    @builtins.property
-    def logprobs(self) -> containers.RepeatedCompositeFieldContainer[TextLogprobs]:
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextLogprobs]:
         """logprobs of the new tokens, when asked for."""
 
     def __init__(
         self,
         *,
-        index: builtins.int | None = ...,
-        text: builtins.str = ...,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
-        logprobs: abc.Iterable[TextLogprobs] | None = ...,
-        finish_reason: sampling_pb2.FinishReason.ValueType = ...,
-        stop_string: builtins.str = ...,
+        index: _builtins.int | None = ...,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___TextLogprobs] | None = ...,
+        finish_reason: _sampling_pb2.FinishReason.ValueType = ...,
+        stop_string: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_index", b"_index", "index", b"index"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_index", b"_index", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "index", b"index"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_index", b"_index", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "stop_string", b"stop_string", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__index: _TypeAlias = typing.Literal["index"]  # noqa: Y015
-    _WhichOneofArgType__index: _TypeAlias = typing.Literal["_index", b"_index"]  # noqa: Y015
+    _WhichOneofReturnType__index: _TypeAlias = _typing.Literal["index"]  # noqa: Y015
+    _WhichOneofArgType__index: _TypeAlias = _typing.Literal["_index", b"_index"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__index) -> _WhichOneofReturnType__index | None: ...
 
-@typing.final
-class TextLogprobs(message.Message):
+Global___TextDelta: _TypeAlias = TextDelta  # noqa: Y015
+
+@_typing.final
+class TextLogprobs(_message.Message):
     """TextLogprobs describes one generated token as text."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_FIELD_NUMBER: builtins.int
-    BYTES_FIELD_NUMBER: builtins.int
-    LOGPROB_FIELD_NUMBER: builtins.int
-    TOP_FIELD_NUMBER: builtins.int
-    token: builtins.str
+    TOKEN_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
     """token text; may be an incomplete character, then bytes has the truth."""
-    bytes: builtins.bytes
+    bytes: _builtins.bytes
     """bytes of the token."""
-    logprob: builtins.float
+    logprob: _builtins.float
     """logprob of the token."""
-    @builtins.property
-    def top(self) -> containers.RepeatedCompositeFieldContainer[TextLogprobs]:
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextLogprobs]:
         """top are the most likely alternatives, best first."""
 
     def __init__(
         self,
         *,
-        token: builtins.str = ...,
-        bytes: builtins.bytes = ...,
-        logprob: builtins.float = ...,
-        top: abc.Iterable[TextLogprobs] | None = ...,
+        token: _builtins.str = ...,
+        bytes: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+        top: _abc.Iterable[Global___TextLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["bytes", b"bytes", "logprob", b"logprob", "token", b"token", "top", b"top"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "logprob", b"logprob", "token", b"token", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class CompleteResponse(message.Message):
+Global___TextLogprobs: _TypeAlias = TextLogprobs  # noqa: Y015
+
+@_typing.final
+class CompleteResponse(_message.Message):
     """CompleteResponse is one delta of a completion."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    DELTA_FIELD_NUMBER: builtins.int
-    USAGE_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
     """request_id of the call, the same on all messages."""
-    @builtins.property
-    def delta(self) -> TextDelta:
+    @_builtins.property
+    def delta(self) -> Global___TextDelta:
         """delta of one choice; absent on the message that carries usage alone."""
 
-    @builtins.property
-    def usage(self) -> sampling_pb2.Usage:
+    @_builtins.property
+    def usage(self) -> _sampling_pb2.Usage:
         """usage of all choices, on the last message."""
 
     def __init__(
         self,
         *,
-        request_id: builtins.str = ...,
-        delta: TextDelta | None = ...,
-        usage: sampling_pb2.Usage | None = ...,
+        request_id: _builtins.str = ...,
+        delta: Global___TextDelta | None = ...,
+        usage: _sampling_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["delta", b"delta", "usage", b"usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["delta", b"delta", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ChatMessage(message.Message):
+Global___CompleteResponse: _TypeAlias = CompleteResponse  # noqa: Y015
+
+@_typing.final
+class ChatMessage(_message.Message):
     """ChatMessage is one turn of a conversation."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ROLE_FIELD_NUMBER: builtins.int
-    CONTENT_FIELD_NUMBER: builtins.int
-    role: builtins.str
+    ROLE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
     """role, for example "system", "user" or "assistant"."""
-    content: builtins.str
+    content: _builtins.str
     """content of the turn."""
     def __init__(
         self,
         *,
-        role: builtins.str = ...,
-        content: builtins.str = ...,
+        role: _builtins.str = ...,
+        content: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ChatRequest(message.Message):
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
+
+@_typing.final
+class ChatRequest(_message.Message):
     """ChatRequest asks for the next turn."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
-    MESSAGES_FIELD_NUMBER: builtins.int
-    OPTIONS_FIELD_NUMBER: builtins.int
-    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: builtins.int
-    model: builtins.str
+    MODEL_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
     """model name; empty takes the first served one."""
-    continue_final_message: builtins.bool
+    continue_final_message: _builtins.bool
     """continue_final_message goes on with the last message instead of starting
     a new turn.
     """
-    @builtins.property
-    def messages(self) -> containers.RepeatedCompositeFieldContainer[ChatMessage]:
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """messages so far, at least one."""
 
-    @builtins.property
-    def options(self) -> GenerationOptions:
+    @_builtins.property
+    def options(self) -> Global___GenerationOptions:
         """options of the generation."""
 
     def __init__(
         self,
         *,
-        model: builtins.str = ...,
-        messages: abc.Iterable[ChatMessage] | None = ...,
-        options: GenerationOptions | None = ...,
-        continue_final_message: builtins.bool = ...,
+        model: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        options: Global___GenerationOptions | None = ...,
+        continue_final_message: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["options", b"options"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "messages", b"messages", "model", b"model", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ChatResponse(message.Message):
+Global___ChatRequest: _TypeAlias = ChatRequest  # noqa: Y015
+
+@_typing.final
+class ChatResponse(_message.Message):
     """ChatResponse is one delta of an answer."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REQUEST_ID_FIELD_NUMBER: builtins.int
-    DELTA_FIELD_NUMBER: builtins.int
-    USAGE_FIELD_NUMBER: builtins.int
-    request_id: builtins.str
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
     """request_id of the call, the same on all messages."""
-    @builtins.property
-    def delta(self) -> TextDelta:
+    @_builtins.property
+    def delta(self) -> Global___TextDelta:
         """delta of one choice; absent on the message that carries usage alone."""
 
-    @builtins.property
-    def usage(self) -> sampling_pb2.Usage:
+    @_builtins.property
+    def usage(self) -> _sampling_pb2.Usage:
         """usage of all choices, on the last message."""
 
     def __init__(
         self,
         *,
-        request_id: builtins.str = ...,
-        delta: TextDelta | None = ...,
-        usage: sampling_pb2.Usage | None = ...,
+        request_id: _builtins.str = ...,
+        delta: Global___TextDelta | None = ...,
+        usage: _sampling_pb2.Usage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["delta", b"delta", "usage", b"usage"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["delta", b"delta", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "request_id", b"request_id", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class TokenizeRequest(message.Message):
+Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
     """TokenizeRequest asks for token ids."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
-    TEXT_FIELD_NUMBER: builtins.int
-    MESSAGES_FIELD_NUMBER: builtins.int
-    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
-    model: builtins.str
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
     """model name; empty takes the first served one."""
-    text: builtins.str
+    text: _builtins.str
     """text to tokenize, unless messages are given."""
-    parse_special_tokens: builtins.bool
+    parse_special_tokens: _builtins.bool
     """parse_special_tokens recognises special tokens written in text. Messages
     never do, so that users cannot forge turns.
     """
-    @builtins.property
-    def messages(self) -> containers.RepeatedCompositeFieldContainer[ChatMessage]:
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """messages to put through the chat template and tokenize."""
 
     def __init__(
         self,
         *,
-        model: builtins.str = ...,
-        text: builtins.str = ...,
-        messages: abc.Iterable[ChatMessage] | None = ...,
-        parse_special_tokens: builtins.bool = ...,
+        model: _builtins.str = ...,
+        text: _builtins.str = ...,
+        messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        parse_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["messages", b"messages", "model", b"model", "parse_special_tokens", b"parse_special_tokens", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "model", b"model", "parse_special_tokens", b"parse_special_tokens", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class TokenizeResponse(message.Message):
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeResponse(_message.Message):
     """TokenizeResponse has token ids."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
-    max_model_len: builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    max_model_len: _builtins.int
     """max_model_len of the model, in tokens."""
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids of the input."""
 
     def __init__(
         self,
         *,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
-        max_model_len: builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_model_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max_model_len", b"max_model_len", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_model_len", b"max_model_len", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class DetokenizeRequest(message.Message):
+Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class DetokenizeRequest(_message.Message):
     """DetokenizeRequest asks for text."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODEL_FIELD_NUMBER: builtins.int
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: builtins.int
-    model: builtins.str
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
     """model name; empty takes the first served one."""
-    skip_special_tokens: builtins.bool
+    skip_special_tokens: _builtins.bool
     """skip_special_tokens leaves special tokens out."""
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids to turn into text."""
 
     def __init__(
         self,
         *,
-        model: builtins.str = ...,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
-        skip_special_tokens: builtins.bool = ...,
+        model: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        skip_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "skip_special_tokens", b"skip_special_tokens", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class DetokenizeResponse(message.Message):
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeResponse(_message.Message):
     """DetokenizeResponse has text."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_FIELD_NUMBER: builtins.int
-    text: builtins.str
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
     """text of the ids; bytes that are no UTF-8 become U+FFFD."""
     def __init__(
         self,
         *,
-        text: builtins.str = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ListModelsRequest(message.Message):
+Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
     """ListModelsRequest asks what is served."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class ListModelsResponse(message.Message):
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
     """ListModelsResponse lists what is served."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MODELS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def models(self) -> containers.RepeatedCompositeFieldContainer[model_pb2.ModelInfo]:
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.ModelInfo]:
         """models served, one per checkpoint."""
 
     def __init__(
         self,
         *,
-        models: abc.Iterable[model_pb2.ModelInfo] | None = ...,
+        models: _abc.Iterable[_model_pb2.ModelInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["models", b"models"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015

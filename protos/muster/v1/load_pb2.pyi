@@ -3,104 +3,106 @@
 isort:skip_file
 The numbers that balancing and dashboards need from each rank."""
 
-from google.protobuf import descriptor as descriptor
-from google.protobuf import message as message
-import builtins as builtins
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 10):
     from typing import TypeAlias as _TypeAlias
 else:
     from typing_extensions import TypeAlias as _TypeAlias
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class LoadStats(message.Message):
+@_typing.final
+class LoadStats(_message.Message):
     """LoadStats are one rank's numbers at one instant. A scalar that the engine
     cannot tell is absent; zero is zero.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WAITING_FIELD_NUMBER: builtins.int
-    RUNNING_FIELD_NUMBER: builtins.int
-    KV_USAGE_FIELD_NUMBER: builtins.int
-    WAITING_TOKENS_FIELD_NUMBER: builtins.int
-    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: builtins.int
-    GENERATED_TOKENS_TOTAL_FIELD_NUMBER: builtins.int
-    PREFIX_CACHE_QUERIES_TOTAL_FIELD_NUMBER: builtins.int
-    PREFIX_CACHE_HITS_TOTAL_FIELD_NUMBER: builtins.int
-    PREEMPTIONS_TOTAL_FIELD_NUMBER: builtins.int
-    STEPS_TOTAL_FIELD_NUMBER: builtins.int
-    waiting: builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    KV_USAGE_FIELD_NUMBER: _builtins.int
+    WAITING_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_QUERIES_TOTAL_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HITS_TOTAL_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    STEPS_TOTAL_FIELD_NUMBER: _builtins.int
+    waiting: _builtins.int
     """waiting requests are accepted and hold no KV blocks yet."""
-    running: builtins.int
+    running: _builtins.int
     """running requests hold KV blocks."""
-    kv_usage: builtins.float
+    kv_usage: _builtins.float
     """kv_usage is the share of KV blocks in use by live requests, 0 to 1."""
-    waiting_tokens: builtins.int
+    waiting_tokens: _builtins.int
     """waiting_tokens are prompt tokens of waiting requests not yet computed."""
-    prompt_tokens_total: builtins.int
+    prompt_tokens_total: _builtins.int
     """prompt_tokens_total were computed or found in the cache since start."""
-    generated_tokens_total: builtins.int
+    generated_tokens_total: _builtins.int
     """generated_tokens_total since start."""
-    prefix_cache_queries_total: builtins.int
+    prefix_cache_queries_total: _builtins.int
     """prefix_cache_queries_total are prompt tokens looked up in the prefix cache."""
-    prefix_cache_hits_total: builtins.int
+    prefix_cache_hits_total: _builtins.int
     """prefix_cache_hits_total are prompt tokens found there."""
-    preemptions_total: builtins.int
+    preemptions_total: _builtins.int
     """preemptions_total since start."""
-    steps_total: builtins.int
+    steps_total: _builtins.int
     """steps_total is the number of forward passes since start."""
     def __init__(
         self,
         *,
-        waiting: builtins.int = ...,
-        running: builtins.int = ...,
-        kv_usage: builtins.float | None = ...,
-        waiting_tokens: builtins.int | None = ...,
-        prompt_tokens_total: builtins.int | None = ...,
-        generated_tokens_total: builtins.int | None = ...,
-        prefix_cache_queries_total: builtins.int | None = ...,
-        prefix_cache_hits_total: builtins.int | None = ...,
-        preemptions_total: builtins.int | None = ...,
-        steps_total: builtins.int | None = ...,
+        waiting: _builtins.int = ...,
+        running: _builtins.int = ...,
+        kv_usage: _builtins.float | None = ...,
+        waiting_tokens: _builtins.int | None = ...,
+        prompt_tokens_total: _builtins.int | None = ...,
+        generated_tokens_total: _builtins.int | None = ...,
+        prefix_cache_queries_total: _builtins.int | None = ...,
+        prefix_cache_hits_total: _builtins.int | None = ...,
+        preemptions_total: _builtins.int | None = ...,
+        steps_total: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "steps_total", b"steps_total", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "running", b"running", "steps_total", b"steps_total", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "steps_total", b"steps_total", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "running", b"running", "steps_total", b"steps_total", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__generated_tokens_total: _TypeAlias = typing.Literal["generated_tokens_total"]  # noqa: Y015
-    _WhichOneofArgType__generated_tokens_total: _TypeAlias = typing.Literal["_generated_tokens_total", b"_generated_tokens_total"]  # noqa: Y015
-    _WhichOneofReturnType__kv_usage: _TypeAlias = typing.Literal["kv_usage"]  # noqa: Y015
-    _WhichOneofArgType__kv_usage: _TypeAlias = typing.Literal["_kv_usage", b"_kv_usage"]  # noqa: Y015
-    _WhichOneofReturnType__preemptions_total: _TypeAlias = typing.Literal["preemptions_total"]  # noqa: Y015
-    _WhichOneofArgType__preemptions_total: _TypeAlias = typing.Literal["_preemptions_total", b"_preemptions_total"]  # noqa: Y015
-    _WhichOneofReturnType__prefix_cache_hits_total: _TypeAlias = typing.Literal["prefix_cache_hits_total"]  # noqa: Y015
-    _WhichOneofArgType__prefix_cache_hits_total: _TypeAlias = typing.Literal["_prefix_cache_hits_total", b"_prefix_cache_hits_total"]  # noqa: Y015
-    _WhichOneofReturnType__prefix_cache_queries_total: _TypeAlias = typing.Literal["prefix_cache_queries_total"]  # noqa: Y015
-    _WhichOneofArgType__prefix_cache_queries_total: _TypeAlias = typing.Literal["_prefix_cache_queries_total", b"_prefix_cache_queries_total"]  # noqa: Y015
-    _WhichOneofReturnType__prompt_tokens_total: _TypeAlias = typing.Literal["prompt_tokens_total"]  # noqa: Y015
-    _WhichOneofArgType__prompt_tokens_total: _TypeAlias = typing.Literal["_prompt_tokens_total", b"_prompt_tokens_total"]  # noqa: Y015
-    _WhichOneofReturnType__steps_total: _TypeAlias = typing.Literal["steps_total"]  # noqa: Y015
-    _WhichOneofArgType__steps_total: _TypeAlias = typing.Literal["_steps_total", b"_steps_total"]  # noqa: Y015
-    _WhichOneofReturnType__waiting_tokens: _TypeAlias = typing.Literal["waiting_tokens"]  # noqa: Y015
-    _WhichOneofArgType__waiting_tokens: _TypeAlias = typing.Literal["_waiting_tokens", b"_waiting_tokens"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__generated_tokens_total: _TypeAlias = _typing.Literal["generated_tokens_total"]  # noqa: Y015
+    _WhichOneofArgType__generated_tokens_total: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total"]  # noqa: Y015
+    _WhichOneofReturnType__kv_usage: _TypeAlias = _typing.Literal["kv_usage"]  # noqa: Y015
+    _WhichOneofArgType__kv_usage: _TypeAlias = _typing.Literal["_kv_usage", b"_kv_usage"]  # noqa: Y015
+    _WhichOneofReturnType__preemptions_total: _TypeAlias = _typing.Literal["preemptions_total"]  # noqa: Y015
+    _WhichOneofArgType__preemptions_total: _TypeAlias = _typing.Literal["_preemptions_total", b"_preemptions_total"]  # noqa: Y015
+    _WhichOneofReturnType__prefix_cache_hits_total: _TypeAlias = _typing.Literal["prefix_cache_hits_total"]  # noqa: Y015
+    _WhichOneofArgType__prefix_cache_hits_total: _TypeAlias = _typing.Literal["_prefix_cache_hits_total", b"_prefix_cache_hits_total"]  # noqa: Y015
+    _WhichOneofReturnType__prefix_cache_queries_total: _TypeAlias = _typing.Literal["prefix_cache_queries_total"]  # noqa: Y015
+    _WhichOneofArgType__prefix_cache_queries_total: _TypeAlias = _typing.Literal["_prefix_cache_queries_total", b"_prefix_cache_queries_total"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_tokens_total: _TypeAlias = _typing.Literal["prompt_tokens_total"]  # noqa: Y015
+    _WhichOneofArgType__prompt_tokens_total: _TypeAlias = _typing.Literal["_prompt_tokens_total", b"_prompt_tokens_total"]  # noqa: Y015
+    _WhichOneofReturnType__steps_total: _TypeAlias = _typing.Literal["steps_total"]  # noqa: Y015
+    _WhichOneofArgType__steps_total: _TypeAlias = _typing.Literal["_steps_total", b"_steps_total"]  # noqa: Y015
+    _WhichOneofReturnType__waiting_tokens: _TypeAlias = _typing.Literal["waiting_tokens"]  # noqa: Y015
+    _WhichOneofArgType__waiting_tokens: _TypeAlias = _typing.Literal["_waiting_tokens", b"_waiting_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens_total) -> _WhichOneofReturnType__generated_tokens_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_usage) -> _WhichOneofReturnType__kv_usage | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__preemptions_total) -> _WhichOneofReturnType__preemptions_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_cache_hits_total) -> _WhichOneofReturnType__prefix_cache_hits_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_cache_queries_total) -> _WhichOneofReturnType__prefix_cache_queries_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_tokens_total) -> _WhichOneofReturnType__prompt_tokens_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__steps_total) -> _WhichOneofReturnType__steps_total | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__waiting_tokens) -> _WhichOneofReturnType__waiting_tokens | None: ...
+
+Global___LoadStats: _TypeAlias = LoadStats  # noqa: Y015

@@ -3,82 +3,82 @@
 isort:skip_file
 Facts about a served model."""
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 10):
     from typing import TypeAlias as _TypeAlias
 else:
     from typing_extensions import TypeAlias as _TypeAlias
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
-@typing.final
-class ModelInfo(message.Message):
+@_typing.final
+class ModelInfo(_message.Message):
     """ModelInfo describes the model an engine has loaded. Scalars that an engine
     may be unable to tell are optional: absent is "cannot say", zero is zero.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SERVED_MODEL_NAMES_FIELD_NUMBER: builtins.int
-    ARCHITECTURE_FIELD_NUMBER: builtins.int
-    DTYPE_FIELD_NUMBER: builtins.int
-    MAX_MODEL_LEN_FIELD_NUMBER: builtins.int
-    VOCAB_SIZE_FIELD_NUMBER: builtins.int
-    EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    BOS_TOKEN_ID_FIELD_NUMBER: builtins.int
-    FINGERPRINT_FIELD_NUMBER: builtins.int
-    NUM_PARAMETERS_FIELD_NUMBER: builtins.int
-    QUANTIZATION_FIELD_NUMBER: builtins.int
-    BLOCK_SIZE_FIELD_NUMBER: builtins.int
-    NUM_BLOCKS_FIELD_NUMBER: builtins.int
-    MAX_NUM_SEQS_FIELD_NUMBER: builtins.int
-    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: builtins.int
-    DEFAULT_SAMPLING_FIELD_NUMBER: builtins.int
-    architecture: builtins.str
+    SERVED_MODEL_NAMES_FIELD_NUMBER: _builtins.int
+    ARCHITECTURE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    architecture: _builtins.str
     """architecture as the checkpoint names it, for example "llama"."""
-    dtype: builtins.str
+    dtype: _builtins.str
     """dtype of the computation: "float32", "bfloat16" or "float16"."""
-    max_model_len: builtins.int
+    max_model_len: _builtins.int
     """max_model_len is the longest prompt plus output, in tokens."""
-    vocab_size: builtins.int
+    vocab_size: _builtins.int
     """vocab_size is the number of rows of the output matrix; valid token ids are
     0 to vocab_size - 1.
     """
-    bos_token_id: builtins.int
+    bos_token_id: _builtins.int
     """bos_token_id, when the model has one."""
-    fingerprint: builtins.str
+    fingerprint: _builtins.str
     """fingerprint identifies checkpoint and dtype: equal fingerprints, equal
     logits up to the arithmetic of the machine.
     """
-    num_parameters: builtins.int
+    num_parameters: _builtins.int
     """num_parameters of the checkpoint."""
-    quantization: builtins.str
+    quantization: _builtins.str
     """quantization as stored, for example "Q4_1"; empty when not quantised."""
-    block_size: builtins.int
+    block_size: _builtins.int
     """block_size is the number of tokens of one KV cache block."""
-    num_blocks: builtins.int
+    num_blocks: _builtins.int
     """num_blocks is the number of KV cache blocks of this rank."""
-    max_num_seqs: builtins.int
+    max_num_seqs: _builtins.int
     """max_num_seqs is the largest number of sequences in one step."""
-    max_num_batched_tokens: builtins.int
+    max_num_batched_tokens: _builtins.int
     """max_num_batched_tokens is the largest number of tokens in one step."""
-    @builtins.property
-    def served_model_names(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    @_builtins.property
+    def served_model_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """served_model_names are the names clients may ask for, the preferred first."""
 
-    @builtins.property
-    def eos_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """eos_token_ids end a generation."""
 
-    @builtins.property
-    def default_sampling(self) -> DefaultSampling:
+    @_builtins.property
+    def default_sampling(self) -> Global___DefaultSampling:
         """default_sampling are the checkpoint's recommended sampling values, used by
         gateways when a request says nothing.
         """
@@ -86,90 +86,94 @@ class ModelInfo(message.Message):
     def __init__(
         self,
         *,
-        served_model_names: abc.Iterable[builtins.str] | None = ...,
-        architecture: builtins.str = ...,
-        dtype: builtins.str = ...,
-        max_model_len: builtins.int = ...,
-        vocab_size: builtins.int = ...,
-        eos_token_ids: abc.Iterable[builtins.int] | None = ...,
-        bos_token_id: builtins.int | None = ...,
-        fingerprint: builtins.str = ...,
-        num_parameters: builtins.int | None = ...,
-        quantization: builtins.str = ...,
-        block_size: builtins.int = ...,
-        num_blocks: builtins.int | None = ...,
-        max_num_seqs: builtins.int = ...,
-        max_num_batched_tokens: builtins.int = ...,
-        default_sampling: DefaultSampling | None = ...,
+        served_model_names: _abc.Iterable[_builtins.str] | None = ...,
+        architecture: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        max_model_len: _builtins.int = ...,
+        vocab_size: _builtins.int = ...,
+        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bos_token_id: _builtins.int | None = ...,
+        fingerprint: _builtins.str = ...,
+        num_parameters: _builtins.int | None = ...,
+        quantization: _builtins.str = ...,
+        block_size: _builtins.int = ...,
+        num_blocks: _builtins.int | None = ...,
+        max_num_seqs: _builtins.int = ...,
+        max_num_batched_tokens: _builtins.int = ...,
+        default_sampling: Global___DefaultSampling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "architecture", b"architecture", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "quantization", b"quantization", "served_model_names", b"served_model_names", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "architecture", b"architecture", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "quantization", b"quantization", "served_model_names", b"served_model_names", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__bos_token_id: _TypeAlias = typing.Literal["bos_token_id"]  # noqa: Y015
-    _WhichOneofArgType__bos_token_id: _TypeAlias = typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
-    _WhichOneofReturnType__num_blocks: _TypeAlias = typing.Literal["num_blocks"]  # noqa: Y015
-    _WhichOneofArgType__num_blocks: _TypeAlias = typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015
-    _WhichOneofReturnType__num_parameters: _TypeAlias = typing.Literal["num_parameters"]  # noqa: Y015
-    _WhichOneofArgType__num_parameters: _TypeAlias = typing.Literal["_num_parameters", b"_num_parameters"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
+    _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__num_blocks: _TypeAlias = _typing.Literal["num_blocks"]  # noqa: Y015
+    _WhichOneofArgType__num_blocks: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__num_parameters: _TypeAlias = _typing.Literal["num_parameters"]  # noqa: Y015
+    _WhichOneofArgType__num_parameters: _TypeAlias = _typing.Literal["_num_parameters", b"_num_parameters"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token_id) -> _WhichOneofReturnType__bos_token_id | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_blocks) -> _WhichOneofReturnType__num_blocks | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_parameters) -> _WhichOneofReturnType__num_parameters | None: ...
 
-@typing.final
-class DefaultSampling(message.Message):
+Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
+
+@_typing.final
+class DefaultSampling(_message.Message):
     """DefaultSampling holds a checkpoint's own recommendations."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    TOP_K_FIELD_NUMBER: builtins.int
-    TOP_P_FIELD_NUMBER: builtins.int
-    MIN_P_FIELD_NUMBER: builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
-    temperature: builtins.float
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
     """temperature, see SamplingParams.temperature."""
-    top_k: builtins.int
+    top_k: _builtins.int
     """top_k, see SamplingParams.top_k."""
-    top_p: builtins.float
+    top_p: _builtins.float
     """top_p, see SamplingParams.top_p."""
-    min_p: builtins.float
+    min_p: _builtins.float
     """min_p, see SamplingParams.min_p."""
-    repetition_penalty: builtins.float
+    repetition_penalty: _builtins.float
     """repetition_penalty, see SamplingParams.repetition_penalty."""
     def __init__(
         self,
         *,
-        temperature: builtins.float | None = ...,
-        top_k: builtins.int | None = ...,
-        top_p: builtins.float | None = ...,
-        min_p: builtins.float | None = ...,
-        repetition_penalty: builtins.float | None = ...,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_repetition_penalty", b"_repetition_penalty", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__min_p: _TypeAlias = typing.Literal["min_p"]  # noqa: Y015
-    _WhichOneofArgType__min_p: _TypeAlias = typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
-    _WhichOneofReturnType__repetition_penalty: _TypeAlias = typing.Literal["repetition_penalty"]  # noqa: Y015
-    _WhichOneofArgType__repetition_penalty: _TypeAlias = typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_k: _TypeAlias = typing.Literal["top_k"]  # noqa: Y015
-    _WhichOneofArgType__top_k: _TypeAlias = typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___DefaultSampling: _TypeAlias = DefaultSampling  # noqa: Y015

@@ -5,32 +5,32 @@ Who is in the deployment. Engines register with the head, hold a lease, and
 everybody may watch the roster.
 """
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import duration_pb2 as duration_pb2
-from google.protobuf import message as message
-from google.protobuf import timestamp_pb2 as timestamp_pb2
-from google.protobuf.internal import containers as containers
-from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
-from muster.v1 import load_pb2 as load_pb2
-from muster.v1 import model_pb2 as model_pb2
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from muster.v1 import load_pb2 as _load_pb2
+from muster.v1 import model_pb2 as _model_pb2
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
 class _RankState:
-    ValueType = typing.NewType("ValueType", builtins.int)
+    ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _RankStateEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_RankState.ValueType], builtins.type):
-    DESCRIPTOR: descriptor.EnumDescriptor
+class _RankStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RankState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     RANK_STATE_UNSPECIFIED: _RankState.ValueType  # 0
     """Not known to this schema."""
     RANK_STATE_MISSING: _RankState.ValueType  # 1
@@ -59,13 +59,14 @@ RANK_STATE_DRAINING: RankState.ValueType  # 4
 """The engine finishes its requests and takes no new ones."""
 RANK_STATE_LOST: RankState.ValueType  # 5
 """The lease broke: stream lost or heartbeat missed."""
+Global___RankState: _TypeAlias = RankState  # noqa: Y015
 
 class _EnginePhase:
-    ValueType = typing.NewType("ValueType", builtins.int)
+    ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _EnginePhaseEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_EnginePhase.ValueType], builtins.type):
-    DESCRIPTOR: descriptor.EnumDescriptor
+class _EnginePhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EnginePhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     ENGINE_PHASE_UNSPECIFIED: _EnginePhase.ValueType  # 0
     """Not known to this schema."""
     ENGINE_PHASE_STARTING: _EnginePhase.ValueType  # 1
@@ -94,123 +95,126 @@ ENGINE_PHASE_WARMING_UP: EnginePhase.ValueType  # 4
 """First forward passes."""
 ENGINE_PHASE_SERVING: EnginePhase.ValueType  # 5
 """Ready to serve."""
+Global___EnginePhase: _TypeAlias = EnginePhase  # noqa: Y015
 
-@typing.final
-class RegisterRequest(message.Message):
+@_typing.final
+class RegisterRequest(_message.Message):
     """RegisterRequest is one frame from an engine."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    HELLO_FIELD_NUMBER: builtins.int
-    PROGRESS_FIELD_NUMBER: builtins.int
-    READY_FIELD_NUMBER: builtins.int
-    HEARTBEAT_FIELD_NUMBER: builtins.int
-    GOODBYE_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def hello(self) -> Hello:
+    HELLO_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    GOODBYE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def hello(self) -> Global___Hello:
         """hello must be the first frame and comes once."""
 
-    @builtins.property
-    def progress(self) -> Progress:
+    @_builtins.property
+    def progress(self) -> Global___Progress:
         """progress reports the phase while joining."""
 
-    @builtins.property
-    def ready(self) -> Ready:
+    @_builtins.property
+    def ready(self) -> Global___Ready:
         """ready reports that the engine can serve; comes once."""
 
-    @builtins.property
-    def heartbeat(self) -> Heartbeat:
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat:
         """heartbeat renews the lease."""
 
-    @builtins.property
-    def goodbye(self) -> Goodbye:
+    @_builtins.property
+    def goodbye(self) -> Global___Goodbye:
         """goodbye leaves on purpose; the rank becomes MISSING, not LOST."""
 
     def __init__(
         self,
         *,
-        hello: Hello | None = ...,
-        progress: Progress | None = ...,
-        ready: Ready | None = ...,
-        heartbeat: Heartbeat | None = ...,
-        goodbye: Goodbye | None = ...,
+        hello: Global___Hello | None = ...,
+        progress: Global___Progress | None = ...,
+        ready: Global___Ready | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
+        goodbye: Global___Goodbye | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "ready", b"ready"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "ready", b"ready"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["hello", "progress", "ready", "heartbeat", "goodbye"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "progress", "ready", "heartbeat", "goodbye"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class Hello(message.Message):
+Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
+
+@_typing.final
+class Hello(_message.Message):
     """Hello introduces an engine process."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class ConfigurationEntry(message.Message):
-        DESCRIPTOR: descriptor.Descriptor
+    @_typing.final
+    class ConfigurationEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    PROTOCOL_FIELD_NUMBER: builtins.int
-    PRODUCT_VERSION_FIELD_NUMBER: builtins.int
-    DEPLOYMENT_ID_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    DATA_PARALLEL_SIZE_FIELD_NUMBER: builtins.int
-    HOST_FIELD_NUMBER: builtins.int
-    HOST_ID_FIELD_NUMBER: builtins.int
-    PID_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    LOCAL_FIELD_NUMBER: builtins.int
-    HEADLESS_FIELD_NUMBER: builtins.int
-    CONFIGURATION_FIELD_NUMBER: builtins.int
-    product_version: builtins.str
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PRODUCT_VERSION_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    HEADLESS_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
+    product_version: _builtins.str
     """product_version of the engine's software; a difference is a warning."""
-    deployment_id: builtins.str
+    deployment_id: _builtins.str
     """deployment_id must equal the head's. Empty joins whatever the head runs."""
-    rank: builtins.int
+    rank: _builtins.int
     """rank wanted, global. Absent asks for any free rank."""
-    data_parallel_size: builtins.int
+    data_parallel_size: _builtins.int
     """data_parallel_size the engine was started with; must equal the head's.
     Absent accepts the head's.
     """
-    host: builtins.str
+    host: _builtins.str
     """host name, for people."""
-    host_id: builtins.str
+    host_id: _builtins.str
     """host_id is equal for processes that can reach each other's Unix sockets."""
-    pid: builtins.int
+    pid: _builtins.int
     """pid of the engine process on its host."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation grows with every restart of this rank: microseconds since the
     epoch at process start. The greater one wins.
     """
-    local: builtins.bool
+    local: _builtins.bool
     """local engines were started by the head's own launcher."""
-    headless: builtins.bool
+    headless: _builtins.bool
     """headless engines run on a node without gateways."""
-    @builtins.property
-    def protocol(self) -> ProtocolRange:
+    @_builtins.property
+    def protocol(self) -> Global___ProtocolRange:
         """protocol is the range of contract revisions the engine speaks."""
 
-    @builtins.property
-    def configuration(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+    @_builtins.property
+    def configuration(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """configuration holds the canonical settings that must be equal on all
         ranks, key = flag name without dashes in front, value as text.
         """
@@ -218,436 +222,462 @@ class Hello(message.Message):
     def __init__(
         self,
         *,
-        protocol: ProtocolRange | None = ...,
-        product_version: builtins.str = ...,
-        deployment_id: builtins.str = ...,
-        rank: builtins.int | None = ...,
-        data_parallel_size: builtins.int | None = ...,
-        host: builtins.str = ...,
-        host_id: builtins.str = ...,
-        pid: builtins.int = ...,
-        incarnation: builtins.int = ...,
-        local: builtins.bool = ...,
-        headless: builtins.bool = ...,
-        configuration: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        protocol: Global___ProtocolRange | None = ...,
+        product_version: _builtins.str = ...,
+        deployment_id: _builtins.str = ...,
+        rank: _builtins.int | None = ...,
+        data_parallel_size: _builtins.int | None = ...,
+        host: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        local: _builtins.bool = ...,
+        headless: _builtins.bool = ...,
+        configuration: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "data_parallel_size", b"data_parallel_size", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "configuration", b"configuration", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "pid", b"pid", "product_version", b"product_version", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "data_parallel_size", b"data_parallel_size", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "configuration", b"configuration", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "pid", b"pid", "product_version", b"product_version", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__data_parallel_size: _TypeAlias = typing.Literal["data_parallel_size"]  # noqa: Y015
-    _WhichOneofArgType__data_parallel_size: _TypeAlias = typing.Literal["_data_parallel_size", b"_data_parallel_size"]  # noqa: Y015
-    _WhichOneofReturnType__rank: _TypeAlias = typing.Literal["rank"]  # noqa: Y015
-    _WhichOneofArgType__rank: _TypeAlias = typing.Literal["_rank", b"_rank"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__data_parallel_size: _TypeAlias = _typing.Literal["data_parallel_size"]  # noqa: Y015
+    _WhichOneofArgType__data_parallel_size: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size"]  # noqa: Y015
+    _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
+    _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__data_parallel_size) -> _WhichOneofReturnType__data_parallel_size | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rank) -> _WhichOneofReturnType__rank | None: ...
 
-@typing.final
-class ProtocolRange(message.Message):
+Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class ProtocolRange(_message.Message):
     """ProtocolRange is an inclusive range of contract revisions."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MIN_FIELD_NUMBER: builtins.int
-    MAX_FIELD_NUMBER: builtins.int
-    min: builtins.int
+    MIN_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    min: _builtins.int
     """min is the oldest revision spoken."""
-    max: builtins.int
+    max: _builtins.int
     """max is the newest revision spoken."""
     def __init__(
         self,
         *,
-        min: builtins.int = ...,
-        max: builtins.int = ...,
+        min: _builtins.int = ...,
+        max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["max", b"max", "min", b"min"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max", b"max", "min", b"min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Progress(message.Message):
+Global___ProtocolRange: _TypeAlias = ProtocolRange  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
     """Progress tells how far a joining engine is."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    PHASE_FIELD_NUMBER: builtins.int
-    DONE_FIELD_NUMBER: builtins.int
-    TOTAL_FIELD_NUMBER: builtins.int
-    phase: EnginePhase.ValueType
+    PHASE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    phase: Global___EnginePhase.ValueType
     """phase the engine is in."""
-    done: builtins.int
+    done: _builtins.int
     """done units of total in this phase, for example tensors."""
-    total: builtins.int
+    total: _builtins.int
     """total units of this phase; 0 when unknown."""
     def __init__(
         self,
         *,
-        phase: EnginePhase.ValueType = ...,
-        done: builtins.int = ...,
-        total: builtins.int = ...,
+        phase: Global___EnginePhase.ValueType = ...,
+        done: _builtins.int = ...,
+        total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["done", b"done", "phase", b"phase", "total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "phase", b"phase", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Ready(message.Message):
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Ready(_message.Message):
     """Ready tells where the engine serves and what it can do."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TARGETS_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
-    CAPABILITIES_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def targets(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    TARGETS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """targets are gRPC targets of the engine's port, for example
         "unix:/run/muster/e0.sock" and "dns:///node2:41231"; any one will do.
         """
 
-    @builtins.property
-    def model(self) -> model_pb2.ModelInfo:
+    @_builtins.property
+    def model(self) -> _model_pb2.ModelInfo:
         """model that is loaded."""
 
-    @builtins.property
-    def capabilities(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """capabilities are feature names, for example "prompt_logprobs"."""
 
     def __init__(
         self,
         *,
-        targets: abc.Iterable[builtins.str] | None = ...,
-        model: model_pb2.ModelInfo | None = ...,
-        capabilities: abc.Iterable[builtins.str] | None = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        model: _model_pb2.ModelInfo | None = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["model", b"model"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["capabilities", b"capabilities", "model", b"model", "targets", b"targets"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "model", b"model", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Heartbeat(message.Message):
+Global___Ready: _TypeAlias = Ready  # noqa: Y015
+
+@_typing.final
+class Heartbeat(_message.Message):
     """Heartbeat renews the lease. It is sent by the process that serves and tells
     when the engine's step loop last made progress, so that a hung loop shows.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    LOOP_IDLE_MS_FIELD_NUMBER: builtins.int
-    DRAINING_FIELD_NUMBER: builtins.int
-    loop_idle_ms: builtins.int
+    LOOP_IDLE_MS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    loop_idle_ms: _builtins.int
     """idle_ms since the step loop last turned, in milliseconds. The loop also
     turns while there is no work.
     """
-    draining: builtins.bool
+    draining: _builtins.bool
     """draining is true from Drain on."""
     def __init__(
         self,
         *,
-        loop_idle_ms: builtins.int = ...,
-        draining: builtins.bool = ...,
+        loop_idle_ms: _builtins.int = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["draining", b"draining", "loop_idle_ms", b"loop_idle_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "loop_idle_ms", b"loop_idle_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Goodbye(message.Message):
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Goodbye(_message.Message):
     """Goodbye ends a membership on purpose."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REASON_FIELD_NUMBER: builtins.int
-    reason: builtins.str
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
     """reason for people, for example "SIGTERM"."""
     def __init__(
         self,
         *,
-        reason: builtins.str = ...,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class RegisterResponse(message.Message):
+Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
+
+@_typing.final
+class RegisterResponse(_message.Message):
     """RegisterResponse is one frame from the head."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WELCOME_FIELD_NUMBER: builtins.int
-    ACCEPTED_FIELD_NUMBER: builtins.int
-    DRAIN_FIELD_NUMBER: builtins.int
-    UNDRAIN_FIELD_NUMBER: builtins.int
-    STOP_FIELD_NUMBER: builtins.int
-    REGROUP_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def welcome(self) -> Welcome:
+    WELCOME_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    UNDRAIN_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    REGROUP_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def welcome(self) -> Global___Welcome:
         """welcome answers Hello."""
 
-    @builtins.property
-    def accepted(self) -> Accepted:
+    @_builtins.property
+    def accepted(self) -> Global___Accepted:
         """accepted answers Ready."""
 
-    @builtins.property
-    def drain(self) -> DrainCommand:
+    @_builtins.property
+    def drain(self) -> Global___DrainCommand:
         """drain asks the engine to finish its work and take no more."""
 
-    @builtins.property
-    def undrain(self) -> UndrainCommand:
+    @_builtins.property
+    def undrain(self) -> Global___UndrainCommand:
         """undrain takes a drain back."""
 
-    @builtins.property
-    def stop(self) -> StopCommand:
+    @_builtins.property
+    def stop(self) -> Global___StopCommand:
         """stop asks the engine process to end."""
 
-    @builtins.property
-    def regroup(self) -> RegroupCommand:
+    @_builtins.property
+    def regroup(self) -> Global___RegroupCommand:
         """regroup starts a new epoch of a group that computes in lockstep."""
 
     def __init__(
         self,
         *,
-        welcome: Welcome | None = ...,
-        accepted: Accepted | None = ...,
-        drain: DrainCommand | None = ...,
-        undrain: UndrainCommand | None = ...,
-        stop: StopCommand | None = ...,
-        regroup: RegroupCommand | None = ...,
+        welcome: Global___Welcome | None = ...,
+        accepted: Global___Accepted | None = ...,
+        drain: Global___DrainCommand | None = ...,
+        undrain: Global___UndrainCommand | None = ...,
+        stop: Global___StopCommand | None = ...,
+        regroup: Global___RegroupCommand | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["accepted", b"accepted", "drain", b"drain", "frame", b"frame", "regroup", b"regroup", "stop", b"stop", "undrain", b"undrain", "welcome", b"welcome"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted", b"accepted", "drain", b"drain", "frame", b"frame", "regroup", b"regroup", "stop", b"stop", "undrain", b"undrain", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drain", b"drain", "frame", b"frame", "regroup", b"regroup", "stop", b"stop", "undrain", b"undrain", "welcome", b"welcome"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "drain", b"drain", "frame", b"frame", "regroup", b"regroup", "stop", b"stop", "undrain", b"undrain", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = typing.Literal["welcome", "accepted", "drain", "undrain", "stop", "regroup"]  # noqa: Y015
-    _WhichOneofArgType_frame: _TypeAlias = typing.Literal["frame", b"frame"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "accepted", "drain", "undrain", "stop", "regroup"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
-@typing.final
-class Welcome(message.Message):
+Global___RegisterResponse: _TypeAlias = RegisterResponse  # noqa: Y015
+
+@_typing.final
+class Welcome(_message.Message):
     """Welcome grants a place."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class SettingsEntry(message.Message):
-        DESCRIPTOR: descriptor.Descriptor
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    RANK_FIELD_NUMBER: builtins.int
-    DATA_PARALLEL_SIZE_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    COORDINATOR_TARGET_FIELD_NUMBER: builtins.int
-    HEARTBEAT_INTERVAL_FIELD_NUMBER: builtins.int
-    HEARTBEAT_DEADLINE_FIELD_NUMBER: builtins.int
-    READY_DEADLINE_FIELD_NUMBER: builtins.int
-    PROTOCOL_FIELD_NUMBER: builtins.int
-    DEPLOYMENT_ID_FIELD_NUMBER: builtins.int
-    HEAD_INCARNATION_FIELD_NUMBER: builtins.int
-    SETTINGS_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    COORDINATOR_TARGET_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_DEADLINE_FIELD_NUMBER: _builtins.int
+    READY_DEADLINE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    HEAD_INCARNATION_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank assigned, global, 0 to data_parallel_size - 1."""
-    data_parallel_size: builtins.int
+    data_parallel_size: _builtins.int
     """data_parallel_size of the deployment."""
-    epoch: builtins.int
+    epoch: _builtins.int
     """epoch of the group; grows whenever the group is re-formed."""
-    coordinator_target: builtins.str
+    coordinator_target: _builtins.str
     """coordinator_target is the gRPC target of CoordinatorService; empty means
     the address this stream was opened to.
     """
-    protocol: builtins.int
+    protocol: _builtins.int
     """protocol revision both sides use."""
-    deployment_id: builtins.str
+    deployment_id: _builtins.str
     """deployment_id of the head."""
-    head_incarnation: builtins.int
+    head_incarnation: _builtins.int
     """head_incarnation changes when the head is restarted."""
-    @builtins.property
-    def heartbeat_interval(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def heartbeat_interval(self) -> _duration_pb2.Duration:
         """heartbeat_interval the engine must keep."""
 
-    @builtins.property
-    def heartbeat_deadline(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def heartbeat_deadline(self) -> _duration_pb2.Duration:
         """heartbeat_deadline after which a silent rank is LOST."""
 
-    @builtins.property
-    def ready_deadline(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def ready_deadline(self) -> _duration_pb2.Duration:
         """ready_deadline left for this engine to send Ready."""
 
-    @builtins.property
-    def settings(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """settings owned by the head that the engine must adopt, key = flag name."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        data_parallel_size: builtins.int = ...,
-        epoch: builtins.int = ...,
-        coordinator_target: builtins.str = ...,
-        heartbeat_interval: duration_pb2.Duration | None = ...,
-        heartbeat_deadline: duration_pb2.Duration | None = ...,
-        ready_deadline: duration_pb2.Duration | None = ...,
-        protocol: builtins.int = ...,
-        deployment_id: builtins.str = ...,
-        head_incarnation: builtins.int = ...,
-        settings: abc.Mapping[builtins.str, builtins.str] | None = ...,
+        rank: _builtins.int = ...,
+        data_parallel_size: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        coordinator_target: _builtins.str = ...,
+        heartbeat_interval: _duration_pb2.Duration | None = ...,
+        heartbeat_deadline: _duration_pb2.Duration | None = ...,
+        ready_deadline: _duration_pb2.Duration | None = ...,
+        protocol: _builtins.int = ...,
+        deployment_id: _builtins.str = ...,
+        head_incarnation: _builtins.int = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["heartbeat_deadline", b"heartbeat_deadline", "heartbeat_interval", b"heartbeat_interval", "ready_deadline", b"ready_deadline"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["coordinator_target", b"coordinator_target", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "head_incarnation", b"head_incarnation", "heartbeat_deadline", b"heartbeat_deadline", "heartbeat_interval", b"heartbeat_interval", "protocol", b"protocol", "rank", b"rank", "ready_deadline", b"ready_deadline", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat_deadline", b"heartbeat_deadline", "heartbeat_interval", b"heartbeat_interval", "ready_deadline", b"ready_deadline"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator_target", b"coordinator_target", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "head_incarnation", b"head_incarnation", "heartbeat_deadline", b"heartbeat_deadline", "heartbeat_interval", b"heartbeat_interval", "protocol", b"protocol", "rank", b"rank", "ready_deadline", b"ready_deadline", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Accepted(message.Message):
+Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
+
+@_typing.final
+class Accepted(_message.Message):
     """Accepted confirms Ready: the rank is in the roster and will get traffic."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
     """epoch of the group."""
     def __init__(
         self,
         *,
-        epoch: builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class DrainCommand(message.Message):
+Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
+
+@_typing.final
+class DrainCommand(_message.Message):
     """DrainCommand asks an engine to finish running requests and refuse new ones."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TIMEOUT_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def timeout(self) -> duration_pb2.Duration:
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
         """timeout after which remaining requests are aborted; absent waits for all."""
 
     def __init__(
         self,
         *,
-        timeout: duration_pb2.Duration | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class UndrainCommand(message.Message):
+Global___DrainCommand: _TypeAlias = DrainCommand  # noqa: Y015
+
+@_typing.final
+class UndrainCommand(_message.Message):
     """UndrainCommand lets a draining engine take requests again."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StopCommand(message.Message):
+Global___UndrainCommand: _TypeAlias = UndrainCommand  # noqa: Y015
+
+@_typing.final
+class StopCommand(_message.Message):
     """StopCommand asks an engine process to end."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    REASON_FIELD_NUMBER: builtins.int
-    TIMEOUT_FIELD_NUMBER: builtins.int
-    reason: builtins.str
+    REASON_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
     """reason for the log."""
-    @builtins.property
-    def timeout(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
         """timeout to finish running requests before aborting them."""
 
     def __init__(
         self,
         *,
-        reason: builtins.str = ...,
-        timeout: duration_pb2.Duration | None = ...,
+        reason: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["timeout", b"timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class RegroupCommand(message.Message):
+Global___StopCommand: _TypeAlias = StopCommand  # noqa: Y015
+
+@_typing.final
+class RegroupCommand(_message.Message):
     """RegroupCommand re-forms a lockstep group."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: builtins.int
-    MEMBERS_FIELD_NUMBER: builtins.int
-    GROUP_TARGET_FIELD_NUMBER: builtins.int
-    epoch: builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    GROUP_TARGET_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
     """epoch of the new group."""
-    group_target: builtins.str
+    group_target: _builtins.str
     """group_target is where member 0 listens for the collective group; empty
     when the receiver is member 0 and has to report its own.
     """
-    @builtins.property
-    def members(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """members of the new group in order of their group index."""
 
     def __init__(
         self,
         *,
-        epoch: builtins.int = ...,
-        members: abc.Iterable[builtins.int] | None = ...,
-        group_target: builtins.str = ...,
+        epoch: _builtins.int = ...,
+        members: _abc.Iterable[_builtins.int] | None = ...,
+        group_target: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "group_target", b"group_target", "members", b"members"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "group_target", b"group_target", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchRosterRequest(message.Message):
+Global___RegroupCommand: _TypeAlias = RegroupCommand  # noqa: Y015
+
+@_typing.final
+class WatchRosterRequest(_message.Message):
     """WatchRosterRequest starts a watch."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    WATCHER_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def watcher(self) -> Watcher:
+    WATCHER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def watcher(self) -> Global___Watcher:
         """watcher introduces the caller. With a gateway in it, the gateway is listed
         in the roster for as long as this stream is open.
         """
@@ -655,351 +685,369 @@ class WatchRosterRequest(message.Message):
     def __init__(
         self,
         *,
-        watcher: Watcher | None = ...,
+        watcher: Global___Watcher | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["watcher", b"watcher"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["watcher", b"watcher"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["watcher", b"watcher"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["watcher", b"watcher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Watcher(message.Message):
+Global___WatchRosterRequest: _TypeAlias = WatchRosterRequest  # noqa: Y015
+
+@_typing.final
+class Watcher(_message.Message):
     """Watcher introduces who watches."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    GATEWAY_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def gateway(self) -> GatewayEntry:
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def gateway(self) -> Global___GatewayEntry:
         """gateway, when the caller is one."""
 
     def __init__(
         self,
         *,
-        gateway: GatewayEntry | None = ...,
+        gateway: Global___GatewayEntry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["gateway", b"gateway"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class WatchRosterResponse(message.Message):
+Global___Watcher: _TypeAlias = Watcher  # noqa: Y015
+
+@_typing.final
+class WatchRosterResponse(_message.Message):
     """WatchRosterResponse is one snapshot of the roster."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    ROSTER_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def roster(self) -> Roster:
+    ROSTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def roster(self) -> Global___Roster:
         """roster, complete."""
 
     def __init__(
         self,
         *,
-        roster: Roster | None = ...,
+        roster: Global___Roster | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["roster", b"roster"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["roster", b"roster"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["roster", b"roster"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class Roster(message.Message):
+Global___WatchRosterResponse: _TypeAlias = WatchRosterResponse  # noqa: Y015
+
+@_typing.final
+class Roster(_message.Message):
     """Roster lists who is in the deployment."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    SEQUENCE_FIELD_NUMBER: builtins.int
-    HEAD_INCARNATION_FIELD_NUMBER: builtins.int
-    EPOCH_FIELD_NUMBER: builtins.int
-    DEPLOYMENT_ID_FIELD_NUMBER: builtins.int
-    DATA_PARALLEL_SIZE_FIELD_NUMBER: builtins.int
-    RANKS_FIELD_NUMBER: builtins.int
-    GATEWAYS_FIELD_NUMBER: builtins.int
-    sequence: builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    HEAD_INCARNATION_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    DEPLOYMENT_ID_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    GATEWAYS_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
     """sequence grows by at least one with every change; compare only within one
     head_incarnation.
     """
-    head_incarnation: builtins.int
+    head_incarnation: _builtins.int
     """head_incarnation changes when the head is restarted."""
-    epoch: builtins.int
+    epoch: _builtins.int
     """epoch of the group."""
-    deployment_id: builtins.str
+    deployment_id: _builtins.str
     """deployment_id of the head."""
-    data_parallel_size: builtins.int
+    data_parallel_size: _builtins.int
     """data_parallel_size is the number of ranks; ranks has an entry for each."""
-    @builtins.property
-    def ranks(self) -> containers.RepeatedCompositeFieldContainer[RankEntry]:
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEntry]:
         """ranks by global rank, also the missing ones."""
 
-    @builtins.property
-    def gateways(self) -> containers.RepeatedCompositeFieldContainer[GatewayEntry]:
+    @_builtins.property
+    def gateways(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatewayEntry]:
         """gateways that watch the roster now."""
 
     def __init__(
         self,
         *,
-        sequence: builtins.int = ...,
-        head_incarnation: builtins.int = ...,
-        epoch: builtins.int = ...,
-        deployment_id: builtins.str = ...,
-        data_parallel_size: builtins.int = ...,
-        ranks: abc.Iterable[RankEntry] | None = ...,
-        gateways: abc.Iterable[GatewayEntry] | None = ...,
+        sequence: _builtins.int = ...,
+        head_incarnation: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        deployment_id: _builtins.str = ...,
+        data_parallel_size: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankEntry] | None = ...,
+        gateways: _abc.Iterable[Global___GatewayEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "gateways", b"gateways", "head_incarnation", b"head_incarnation", "ranks", b"ranks", "sequence", b"sequence"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "gateways", b"gateways", "head_incarnation", b"head_incarnation", "ranks", b"ranks", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class RankEntry(message.Message):
+Global___Roster: _TypeAlias = Roster  # noqa: Y015
+
+@_typing.final
+class RankEntry(_message.Message):
     """RankEntry is one rank of the roster."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    STATE_FIELD_NUMBER: builtins.int
-    PHASE_FIELD_NUMBER: builtins.int
-    PHASE_DONE_FIELD_NUMBER: builtins.int
-    PHASE_TOTAL_FIELD_NUMBER: builtins.int
-    HOST_FIELD_NUMBER: builtins.int
-    HOST_ID_FIELD_NUMBER: builtins.int
-    PID_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    TARGETS_FIELD_NUMBER: builtins.int
-    MODEL_FIELD_NUMBER: builtins.int
-    SINCE_FIELD_NUMBER: builtins.int
-    REASON_FIELD_NUMBER: builtins.int
-    PRODUCT_VERSION_FIELD_NUMBER: builtins.int
-    LOCAL_FIELD_NUMBER: builtins.int
-    HEADLESS_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PHASE_DONE_FIELD_NUMBER: _builtins.int
+    PHASE_TOTAL_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    PRODUCT_VERSION_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    HEADLESS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank, global."""
-    state: RankState.ValueType
+    state: Global___RankState.ValueType
     """state as the head sees it."""
-    phase: EnginePhase.ValueType
+    phase: Global___EnginePhase.ValueType
     """phase while JOINING, SERVING afterwards."""
-    phase_done: builtins.int
+    phase_done: _builtins.int
     """phase_done units of phase_total are done in this phase."""
-    phase_total: builtins.int
+    phase_total: _builtins.int
     """phase_total units of this phase, 0 when unknown."""
-    host: builtins.str
+    host: _builtins.str
     """host name of the engine, empty while MISSING."""
-    host_id: builtins.str
+    host_id: _builtins.str
     """host_id of the engine, see Hello.host_id."""
-    pid: builtins.int
+    pid: _builtins.int
     """pid of the engine process on its host."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation of the engine process."""
-    reason: builtins.str
+    reason: _builtins.str
     """reason of the last change, for people."""
-    product_version: builtins.str
+    product_version: _builtins.str
     """product_version of the engine."""
-    local: builtins.bool
+    local: _builtins.bool
     """local engines were started by the head's own launcher."""
-    headless: builtins.bool
+    headless: _builtins.bool
     """headless engines run on a node without gateways."""
-    @builtins.property
-    def targets(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """targets where the engine serves, once READY."""
 
-    @builtins.property
-    def model(self) -> model_pb2.ModelInfo:
+    @_builtins.property
+    def model(self) -> _model_pb2.ModelInfo:
         """model that is loaded, once READY."""
 
-    @builtins.property
-    def since(self) -> timestamp_pb2.Timestamp:
+    @_builtins.property
+    def since(self) -> _timestamp_pb2.Timestamp:
         """since when the rank is in this state."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        state: RankState.ValueType = ...,
-        phase: EnginePhase.ValueType = ...,
-        phase_done: builtins.int = ...,
-        phase_total: builtins.int = ...,
-        host: builtins.str = ...,
-        host_id: builtins.str = ...,
-        pid: builtins.int = ...,
-        incarnation: builtins.int = ...,
-        targets: abc.Iterable[builtins.str] | None = ...,
-        model: model_pb2.ModelInfo | None = ...,
-        since: timestamp_pb2.Timestamp | None = ...,
-        reason: builtins.str = ...,
-        product_version: builtins.str = ...,
-        local: builtins.bool = ...,
-        headless: builtins.bool = ...,
+        rank: _builtins.int = ...,
+        state: Global___RankState.ValueType = ...,
+        phase: Global___EnginePhase.ValueType = ...,
+        phase_done: _builtins.int = ...,
+        phase_total: _builtins.int = ...,
+        host: _builtins.str = ...,
+        host_id: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        model: _model_pb2.ModelInfo | None = ...,
+        since: _timestamp_pb2.Timestamp | None = ...,
+        reason: _builtins.str = ...,
+        product_version: _builtins.str = ...,
+        local: _builtins.bool = ...,
+        headless: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["model", b"model", "since", b"since"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "model", b"model", "phase", b"phase", "phase_done", b"phase_done", "phase_total", b"phase_total", "pid", b"pid", "product_version", b"product_version", "rank", b"rank", "reason", b"reason", "since", b"since", "state", b"state", "targets", b"targets"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "since", b"since"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "model", b"model", "phase", b"phase", "phase_done", b"phase_done", "phase_total", b"phase_total", "pid", b"pid", "product_version", b"product_version", "rank", b"rank", "reason", b"reason", "since", b"since", "state", b"state", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GatewayEntry(message.Message):
+Global___RankEntry: _TypeAlias = RankEntry  # noqa: Y015
+
+@_typing.final
+class GatewayEntry(_message.Message):
     """GatewayEntry is one gateway of the roster."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    NAME_FIELD_NUMBER: builtins.int
-    HOST_FIELD_NUMBER: builtins.int
-    PID_FIELD_NUMBER: builtins.int
-    HTTP_URL_FIELD_NUMBER: builtins.int
-    GRPC_TARGET_FIELD_NUMBER: builtins.int
-    name: builtins.str
+    NAME_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    HTTP_URL_FIELD_NUMBER: _builtins.int
+    GRPC_TARGET_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
     """name of the gateway, unique in the deployment."""
-    host: builtins.str
+    host: _builtins.str
     """host name."""
-    pid: builtins.int
+    pid: _builtins.int
     """pid of the gateway process."""
-    http_url: builtins.str
+    http_url: _builtins.str
     """http_url where it speaks REST, for people."""
-    grpc_target: builtins.str
+    grpc_target: _builtins.str
     """grpc_target where it speaks InferenceService."""
     def __init__(
         self,
         *,
-        name: builtins.str = ...,
-        host: builtins.str = ...,
-        pid: builtins.int = ...,
-        http_url: builtins.str = ...,
-        grpc_target: builtins.str = ...,
+        name: _builtins.str = ...,
+        host: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        http_url: _builtins.str = ...,
+        grpc_target: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["grpc_target", b"grpc_target", "host", b"host", "http_url", b"http_url", "name", b"name", "pid", b"pid"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_target", b"grpc_target", "host", b"host", "http_url", b"http_url", "name", b"name", "pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetDeploymentRequest(message.Message):
+Global___GatewayEntry: _TypeAlias = GatewayEntry  # noqa: Y015
+
+@_typing.final
+class GetDeploymentRequest(_message.Message):
     """GetDeploymentRequest asks for the whole picture."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
         self,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class GetDeploymentResponse(message.Message):
+Global___GetDeploymentRequest: _TypeAlias = GetDeploymentRequest  # noqa: Y015
+
+@_typing.final
+class GetDeploymentResponse(_message.Message):
     """GetDeploymentResponse is the whole picture at one instant."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class ConfigurationEntry(message.Message):
-        DESCRIPTOR: descriptor.Descriptor
+    @_typing.final
+    class ConfigurationEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.str
-        value: builtins.str
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
         def __init__(
             self,
             *,
-            key: builtins.str = ...,
-            value: builtins.str = ...,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    ROSTER_FIELD_NUMBER: builtins.int
-    LOADS_FIELD_NUMBER: builtins.int
-    PRODUCT_VERSION_FIELD_NUMBER: builtins.int
-    PROTOCOL_FIELD_NUMBER: builtins.int
-    STARTED_AT_FIELD_NUMBER: builtins.int
-    CONFIGURATION_FIELD_NUMBER: builtins.int
-    READY_DEADLINE_FIELD_NUMBER: builtins.int
-    product_version: builtins.str
+    ROSTER_FIELD_NUMBER: _builtins.int
+    LOADS_FIELD_NUMBER: _builtins.int
+    PRODUCT_VERSION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    STARTED_AT_FIELD_NUMBER: _builtins.int
+    CONFIGURATION_FIELD_NUMBER: _builtins.int
+    READY_DEADLINE_FIELD_NUMBER: _builtins.int
+    product_version: _builtins.str
     """product_version of the head."""
-    @builtins.property
-    def roster(self) -> Roster:
+    @_builtins.property
+    def roster(self) -> Global___Roster:
         """roster now."""
 
-    @builtins.property
-    def loads(self) -> containers.RepeatedCompositeFieldContainer[RankLoad]:
+    @_builtins.property
+    def loads(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
         """loads by rank; ranks that have not reported are absent."""
 
-    @builtins.property
-    def protocol(self) -> ProtocolRange:
+    @_builtins.property
+    def protocol(self) -> Global___ProtocolRange:
         """protocol range of the head."""
 
-    @builtins.property
-    def started_at(self) -> timestamp_pb2.Timestamp:
+    @_builtins.property
+    def started_at(self) -> _timestamp_pb2.Timestamp:
         """started_at of this head process."""
 
-    @builtins.property
-    def configuration(self) -> containers.ScalarMap[builtins.str, builtins.str]:
+    @_builtins.property
+    def configuration(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """configuration every rank must have."""
 
-    @builtins.property
-    def ready_deadline(self) -> duration_pb2.Duration:
+    @_builtins.property
+    def ready_deadline(self) -> _duration_pb2.Duration:
         """ready_deadline left for missing ranks; absent once all were ready."""
 
     def __init__(
         self,
         *,
-        roster: Roster | None = ...,
-        loads: abc.Iterable[RankLoad] | None = ...,
-        product_version: builtins.str = ...,
-        protocol: ProtocolRange | None = ...,
-        started_at: timestamp_pb2.Timestamp | None = ...,
-        configuration: abc.Mapping[builtins.str, builtins.str] | None = ...,
-        ready_deadline: duration_pb2.Duration | None = ...,
+        roster: Global___Roster | None = ...,
+        loads: _abc.Iterable[Global___RankLoad] | None = ...,
+        product_version: _builtins.str = ...,
+        protocol: Global___ProtocolRange | None = ...,
+        started_at: _timestamp_pb2.Timestamp | None = ...,
+        configuration: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        ready_deadline: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["protocol", b"protocol", "ready_deadline", b"ready_deadline", "roster", b"roster", "started_at", b"started_at"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["configuration", b"configuration", "loads", b"loads", "product_version", b"product_version", "protocol", b"protocol", "ready_deadline", b"ready_deadline", "roster", b"roster", "started_at", b"started_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "ready_deadline", b"ready_deadline", "roster", b"roster", "started_at", b"started_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["configuration", b"configuration", "loads", b"loads", "product_version", b"product_version", "protocol", b"protocol", "ready_deadline", b"ready_deadline", "roster", b"roster", "started_at", b"started_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class RankLoad(message.Message):
+Global___GetDeploymentResponse: _TypeAlias = GetDeploymentResponse  # noqa: Y015
+
+@_typing.final
+class RankLoad(_message.Message):
     """RankLoad is one rank's load with its age."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    RANK_FIELD_NUMBER: builtins.int
-    STATS_FIELD_NUMBER: builtins.int
-    AGE_MS_FIELD_NUMBER: builtins.int
-    INCARNATION_FIELD_NUMBER: builtins.int
-    rank: builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    AGE_MS_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
     """rank, global."""
-    age_ms: builtins.int
+    age_ms: _builtins.int
     """age_ms since the report arrived at the head, in milliseconds."""
-    incarnation: builtins.int
+    incarnation: _builtins.int
     """incarnation of the engine that reported."""
-    @builtins.property
-    def stats(self) -> load_pb2.LoadStats:
+    @_builtins.property
+    def stats(self) -> _load_pb2.LoadStats:
         """stats as reported last."""
 
     def __init__(
         self,
         *,
-        rank: builtins.int = ...,
-        stats: load_pb2.LoadStats | None = ...,
-        age_ms: builtins.int = ...,
-        incarnation: builtins.int = ...,
+        rank: _builtins.int = ...,
+        stats: _load_pb2.LoadStats | None = ...,
+        age_ms: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["stats", b"stats"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["age_ms", b"age_ms", "incarnation", b"incarnation", "rank", b"rank", "stats", b"stats"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stats", b"stats"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_ms", b"age_ms", "incarnation", b"incarnation", "rank", b"rank", "stats", b"stats"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015

@@ -6,28 +6,28 @@ generation ends. Shared by EngineService (token ids) and InferenceService
 (text).
 """
 
-from collections import abc as abc
-from google.protobuf import descriptor as descriptor
-from google.protobuf import message as message
-from google.protobuf.internal import containers as containers
-from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
-import builtins as builtins
+from collections import abc as _abc
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+import builtins as _builtins
 import sys
-import typing as typing
+import typing as _typing
 
 if sys.version_info >= (3, 11):
     from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-DESCRIPTOR: descriptor.FileDescriptor
+DESCRIPTOR: _descriptor.FileDescriptor
 
 class _FinishReason:
-    ValueType = typing.NewType("ValueType", builtins.int)
+    ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _FinishReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], builtins.type):
-    DESCRIPTOR: descriptor.EnumDescriptor
+class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
     """Not finished, or a reason this schema does not know."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
@@ -50,185 +50,190 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens or the end of the context was reached."""
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
 """The caller aborted it."""
+Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
-@typing.final
-class SamplingParams(message.Message):
+@_typing.final
+class SamplingParams(_message.Message):
     """SamplingParams says how each next token is chosen. Every field is optional:
     an absent field takes the default named in its comment, a present zero means
     zero.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    @typing.final
-    class LogitBiasEntry(message.Message):
-        DESCRIPTOR: descriptor.Descriptor
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
 
-        KEY_FIELD_NUMBER: builtins.int
-        VALUE_FIELD_NUMBER: builtins.int
-        key: builtins.int
-        value: builtins.float
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
         def __init__(
             self,
             *,
-            key: builtins.int = ...,
-            value: builtins.float = ...,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    TEMPERATURE_FIELD_NUMBER: builtins.int
-    TOP_K_FIELD_NUMBER: builtins.int
-    TOP_P_FIELD_NUMBER: builtins.int
-    MIN_P_FIELD_NUMBER: builtins.int
-    PRESENCE_PENALTY_FIELD_NUMBER: builtins.int
-    FREQUENCY_PENALTY_FIELD_NUMBER: builtins.int
-    REPETITION_PENALTY_FIELD_NUMBER: builtins.int
-    SEED_FIELD_NUMBER: builtins.int
-    LOGIT_BIAS_FIELD_NUMBER: builtins.int
-    ALLOWED_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    BAD_WORDS_FIELD_NUMBER: builtins.int
-    temperature: builtins.float
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    BAD_WORDS_FIELD_NUMBER: _builtins.int
+    temperature: _builtins.float
     """temperature divides the logits; 0 is greedy. Range 0 to 2, default 1."""
-    top_k: builtins.int
+    top_k: _builtins.int
     """top_k keeps the k most likely tokens; 0 keeps all. Default 0."""
-    top_p: builtins.float
+    top_p: _builtins.float
     """top_p keeps the smallest set of tokens whose probabilities sum to at least
     top_p; at least one token is kept. Range 0 to 1, default 1.
     """
-    min_p: builtins.float
+    min_p: _builtins.float
     """min_p drops tokens less likely than min_p times the most likely one.
     Range 0 to 1, default 0.
     """
-    presence_penalty: builtins.float
+    presence_penalty: _builtins.float
     """presence_penalty is subtracted from the logit of every token that was
     already generated. Range -2 to 2, default 0.
     """
-    frequency_penalty: builtins.float
+    frequency_penalty: _builtins.float
     """frequency_penalty is subtracted once per earlier occurrence among the
     generated tokens. Range -2 to 2, default 0.
     """
-    repetition_penalty: builtins.float
+    repetition_penalty: _builtins.float
     """repetition_penalty divides positive and multiplies negative logits of
     tokens seen in the prompt or the output. Greater than 0, default 1.
     """
-    seed: builtins.int
+    seed: _builtins.int
     """seed makes the result reproducible: the noise of a token is a function of
     (seed, position) only, never of batch mates, rank or restart. Absent: the
     engine draws one.
     """
-    @builtins.property
-    def logit_bias(self) -> containers.ScalarMap[builtins.int, builtins.float]:
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """logit_bias is added to the logits of the named token ids, -100 to 100."""
 
-    @builtins.property
-    def allowed_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """allowed_token_ids, when not empty, are the only tokens that may be chosen."""
 
-    @builtins.property
-    def bad_words(self) -> containers.RepeatedCompositeFieldContainer[TokenSequence]:
+    @_builtins.property
+    def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
         """bad_words are token id sequences that must not be completed."""
 
     def __init__(
         self,
         *,
-        temperature: builtins.float | None = ...,
-        top_k: builtins.int | None = ...,
-        top_p: builtins.float | None = ...,
-        min_p: builtins.float | None = ...,
-        presence_penalty: builtins.float | None = ...,
-        frequency_penalty: builtins.float | None = ...,
-        repetition_penalty: builtins.float | None = ...,
-        seed: builtins.int | None = ...,
-        logit_bias: abc.Mapping[builtins.int, builtins.float] | None = ...,
-        allowed_token_ids: abc.Iterable[builtins.int] | None = ...,
-        bad_words: abc.Iterable[TokenSequence] | None = ...,
+        temperature: _builtins.float | None = ...,
+        top_k: _builtins.int | None = ...,
+        top_p: _builtins.float | None = ...,
+        min_p: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bad_words: _abc.Iterable[Global___TokenSequence] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "allowed_token_ids", b"allowed_token_ids", "bad_words", b"bad_words", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__frequency_penalty: _TypeAlias = typing.Literal["frequency_penalty"]  # noqa: Y015
-    _WhichOneofArgType__frequency_penalty: _TypeAlias = typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__min_p: _TypeAlias = typing.Literal["min_p"]  # noqa: Y015
-    _WhichOneofArgType__min_p: _TypeAlias = typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
-    _WhichOneofReturnType__presence_penalty: _TypeAlias = typing.Literal["presence_penalty"]  # noqa: Y015
-    _WhichOneofArgType__presence_penalty: _TypeAlias = typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__repetition_penalty: _TypeAlias = typing.Literal["repetition_penalty"]  # noqa: Y015
-    _WhichOneofArgType__repetition_penalty: _TypeAlias = typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__seed: _TypeAlias = typing.Literal["seed"]  # noqa: Y015
-    _WhichOneofArgType__seed: _TypeAlias = typing.Literal["_seed", b"_seed"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_k: _TypeAlias = typing.Literal["top_k"]  # noqa: Y015
-    _WhichOneofArgType__top_k: _TypeAlias = typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
-    _WhichOneofReturnType__top_p: _TypeAlias = typing.Literal["top_p"]  # noqa: Y015
-    _WhichOneofArgType__top_p: _TypeAlias = typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
+    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
+    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
 
-@typing.final
-class TokenSequence(message.Message):
+Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class TokenSequence(_message.Message):
     """TokenSequence is a run of token ids."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_IDS_FIELD_NUMBER: builtins.int
-    @builtins.property
-    def token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids in order."""
 
     def __init__(
         self,
         *,
-        token_ids: abc.Iterable[builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class StopConditions(message.Message):
+Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
+
+@_typing.final
+class StopConditions(_message.Message):
     """StopConditions says when a generation ends."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    MAX_TOKENS_FIELD_NUMBER: builtins.int
-    MIN_TOKENS_FIELD_NUMBER: builtins.int
-    STOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    IGNORE_EOS_FIELD_NUMBER: builtins.int
-    max_tokens: builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    max_tokens: _builtins.int
     """max_tokens bounds the generated tokens. Absent: what is left of the
     model's context. A bound beyond the context is lowered to it. 0 generates
     nothing and is for scoring the prompt.
     """
-    min_tokens: builtins.int
+    min_tokens: _builtins.int
     """min_tokens suppresses the end-of-sequence token and every stop condition
     until so many tokens were generated. Default 0.
     """
-    ignore_eos: builtins.bool
+    ignore_eos: _builtins.bool
     """ignore_eos generates on past the model's end-of-sequence tokens."""
-    @builtins.property
-    def stop_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stop_token_ids end the generation when generated, beside the model's own
         end-of-sequence tokens.
         """
@@ -236,97 +241,103 @@ class StopConditions(message.Message):
     def __init__(
         self,
         *,
-        max_tokens: builtins.int | None = ...,
-        min_tokens: builtins.int | None = ...,
-        stop_token_ids: abc.Iterable[builtins.int] | None = ...,
-        ignore_eos: builtins.bool = ...,
+        max_tokens: _builtins.int | None = ...,
+        min_tokens: _builtins.int | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        ignore_eos: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_min_tokens", b"_min_tokens", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_tokens: _TypeAlias = typing.Literal["max_tokens"]  # noqa: Y015
-    _WhichOneofArgType__max_tokens: _TypeAlias = typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__min_tokens: _TypeAlias = typing.Literal["min_tokens"]  # noqa: Y015
-    _WhichOneofArgType__min_tokens: _TypeAlias = typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
-    @typing.overload
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
-    @typing.overload
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
 
-@typing.final
-class Usage(message.Message):
+Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
+
+@_typing.final
+class Usage(_message.Message):
     """Usage counts tokens of one finished request."""
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    PROMPT_TOKENS_FIELD_NUMBER: builtins.int
-    COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
-    CACHED_TOKENS_FIELD_NUMBER: builtins.int
-    prompt_tokens: builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
     """prompt_tokens is the length of the prompt."""
-    completion_tokens: builtins.int
+    completion_tokens: _builtins.int
     """completion_tokens counts generated tokens, a final stop token included."""
-    cached_tokens: builtins.int
+    cached_tokens: _builtins.int
     """cached_tokens of the prompt were found in the prefix cache; zero is zero,
     never "unknown".
     """
     def __init__(
         self,
         *,
-        prompt_tokens: builtins.int = ...,
-        completion_tokens: builtins.int = ...,
-        cached_tokens: builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-@typing.final
-class TokenLogprobs(message.Message):
+Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
     """TokenLogprobs describes one position: the token that stands there and its
     most likely rivals.
     """
 
-    DESCRIPTOR: descriptor.Descriptor
+    DESCRIPTOR: _descriptor.Descriptor
 
-    TOKEN_ID_FIELD_NUMBER: builtins.int
-    LOGPROB_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
-    TOP_TOKEN_IDS_FIELD_NUMBER: builtins.int
-    TOP_LOGPROBS_FIELD_NUMBER: builtins.int
-    token_id: builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
     """token_id that was chosen, or that the prompt has at this position."""
-    logprob: builtins.float
+    logprob: _builtins.float
     """logprob of token_id: natural logarithm, of the model's own distribution
     before temperature, penalties and filters. Absent for the first prompt
     token, which nothing predicts.
     """
-    rank: builtins.int
+    rank: _builtins.int
     """rank of token_id among the whole vocabulary, 1 is the most likely."""
-    @builtins.property
-    def top_token_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.int]:
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """top_token_ids are the most likely token ids, best first; as many as asked."""
 
-    @builtins.property
-    def top_logprobs(self) -> containers.RepeatedScalarFieldContainer[builtins.float]:
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """top_logprobs belong to top_token_ids, one each."""
 
     def __init__(
         self,
         *,
-        token_id: builtins.int = ...,
-        logprob: builtins.float | None = ...,
-        rank: builtins.int = ...,
-        top_token_ids: abc.Iterable[builtins.int] | None = ...,
-        top_logprobs: abc.Iterable[builtins.float] | None = ...,
+        token_id: _builtins.int = ...,
+        logprob: _builtins.float | None = ...,
+        rank: _builtins.int = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "rank", b"rank", "token_id", b"token_id", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "rank", b"rank", "token_id", b"token_id", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__logprob: _TypeAlias = typing.Literal["logprob"]  # noqa: Y015
-    _WhichOneofArgType__logprob: _TypeAlias = typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015

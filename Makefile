@@ -1,0 +1,58 @@
+# One short command per task; `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# What `make serve` passes to `muster serve`; override: make serve ARGS="--data-parallel-size 4".
+ARGS   ?= --data-parallel-size 2
+# What `make test` passes to pytest; override: make test TESTS="tests/gateway -k stop".
+TESTS  ?= tests
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format protos bench clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+# python3 -m venv needs the ensurepip module, which Debian packages apart.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Muster needs Python 3.11 or newer; '$(PYTHON)' is older. Try: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "No venv could be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/.serve: $(BIN)/python pyproject.toml .ci/constraints.txt
+	$(PIP) install -c .ci/constraints.txt -e '.[cpu]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml .ci/constraints.txt
+	$(PIP) install -c .ci/constraints.txt -e '.[cpu,dev]'
+	@touch $@ $(VENV)/.serve
+
+serve: $(VENV)/.serve ## Install what is needed, fetch the default model and serve it on two ranks
+	@exec $(BIN)/muster serve $(ARGS)
+
+test: $(VENV)/.dev ## Run all tests
+	@$(BIN)/muster fetch >/dev/null
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf format -d --exit-code
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/check-protos
+
+format: $(VENV)/.dev ## Format Python and protobuf files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/buf format -w
+
+protos: $(VENV)/.dev ## Generate Python code from protos/
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
+
+bench: $(VENV)/.dev ## Measure a running deployment end to end
+	$(BIN)/python -m benchmarks.serve $(BENCH)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
