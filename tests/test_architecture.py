@@ -120,16 +120,14 @@ def test_control_processes_load_no_torch(module: str) -> None:
 
 def test_no_homes_for_leftovers() -> None:
     leftovers = {"common", "utils", "helpers", "misc"}
-    found = [
-        str(path.relative_to(ROOT)) for path in source_files() if leftovers & {path.stem, path.parent.name}
-    ]
+    found = [str(path.relative_to(ROOT)) for path in source_files() if leftovers & {path.stem, path.parent.name}]
     assert not found, found
 
 
 def test_top_level_is_what_people_expect() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split("\n")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     folders = {
         "protos",
         "services",
