@@ -1,0 +1,111 @@
+"""The one place where exceptions of handlers become statuses; nothing else aborts a call."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+
+from services.rpc.errors import ErrorTable, RpcError, to_status
+
+_log = logging.getLogger(__name__)
+
+_Handler = Any  # grpc.RpcMethodHandler: the four kinds differ by attributes, and its stub names none of them
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Wraps every handler so that RpcError and the exceptions of the tables end the call with rich details.
+
+    Anything else ends it with INTERNAL and is logged with its traceback.
+    """
+
+    def __init__(self, tables: Sequence[ErrorTable]) -> None:
+        self._tables = tuple(tables)
+        self._wrapped: dict[str, _Handler] = {}  # by method; bounded by the methods that are registered
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> _Handler:
+        method = handler_call_details.method
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None  # unknown method: the server answers UNIMPLEMENTED
+            wrapped = self._wrapped[method] = self._wrap(handler, method)
+        return wrapped
+
+    def _wrap(self, handler: _Handler, method: str) -> _Handler:
+        behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        kind = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[(handler.request_streaming, handler.response_streaming)]
+        if inspect.isasyncgenfunction(behavior):
+            guarded: Callable[..., Any] = self._guard_generator(behavior, method)
+        elif inspect.iscoroutinefunction(behavior):
+            guarded = self._guard_coroutine(behavior, method)
+        else:
+            # All handlers of ours are async: a plain function is the generated placeholder.
+            guarded = self._guard_coroutine(_unimplemented(method), method)
+        return kind(guarded, handler.request_deserializer, handler.response_serializer)
+
+    def _guard_coroutine(self, behavior: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Any]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            try:
+                return await behavior(request, context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._abort(error, method, context)
+
+        return guarded
+
+    def _guard_generator(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                async with contextlib.aclosing(behavior(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await self._abort(error, method, context)
+
+        return guarded
+
+    async def _abort(self, error: Exception, method: str, context: Any) -> None:
+        await context.abort_with_status(to_status(self._translate(error, method)))
+
+    def _translate(self, error: Exception, method: str) -> RpcError:
+        if isinstance(error, RpcError):
+            return error
+        for table in self._tables:
+            known = table(error)
+            if known is not None:
+                return known
+        _log.error("handler of %s failed", method, exc_info=error)
+        return RpcError(
+            grpc.StatusCode.INTERNAL,
+            f"{method} failed with {type(error).__name__}; the log of this process has the details",
+            reason="INTERNAL",
+        )
+
+
+def _unimplemented(method: str) -> Callable[..., Awaitable[Any]]:
+    async def behavior(request: Any, context: Any) -> Any:
+        raise RpcError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            f"{method} is part of the contract but not served by this process",
+            reason="UNIMPLEMENTED",
+        )
+
+    return behavior

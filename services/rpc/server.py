@@ -1,0 +1,115 @@
+"""One gRPC port of one process, with health, reflection and channelz on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_channelz.v1 import channelz, channelz_pb2
+
+from services.rpc import health, reflection
+from services.rpc.errors import ErrorTable
+from services.rpc.interceptor import ErrorInterceptor
+from services.rpc.listening import (
+    AddressInUseError,
+    ListenError,
+    bind_failure,
+    is_absent,
+    prepare_unix_path,
+    resolve,
+)
+
+__all__ = ["AddressInUseError", "ListenError", "RpcServer"]
+
+_CHANNELZ_SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
+
+
+class RpcServer:
+    """Serves all services of a process on Unix sockets and TCP ports.
+
+    Create it inside the running event loop; add services, then listen, then start. Everything, also the name "",
+    is NOT_SERVING until `set_serving`.
+    """
+
+    def __init__(
+        self, *, error_tables: Sequence[ErrorTable] = (), reuse_port: bool = False, reflection: bool = True
+    ) -> None:
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(error_tables)], options=_options(reuse_port))
+        self._has_reflection = reflection
+        self._service_names: list[str] = []
+        self._health = health.HealthServicer()
+
+    def add(self, service_name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
+        """Adds a servicer: its full name, the generated `wire.add_…Servicer_to_server`, and the object."""
+        register(servicer, self._server)
+        self._service_names.append(service_name)
+        self._health.set(service_name, False)
+
+    def listen_unix(self, path: Path) -> str:
+        """Listens on a socket file and returns its target; raises ListenError naming what is wrong with it."""
+        target = prepare_unix_path(path)
+        try:
+            self._server.add_insecure_port(target)
+        except RuntimeError as error:
+            raise ListenError(f"cannot listen on {target}: {error}") from error
+        return target
+
+    def listen_tcp(self, host: str, port: int, *, flags: str) -> int:
+        """Listens on all addresses of `host` and returns the port, the real one for 0.
+
+        `flags` names what chose host and port, for example "--host/--port"; it appears in AddressInUseError and
+        ListenError.
+        """
+        if not 0 <= port <= 65535:
+            raise ListenError(f"port {port} does not exist; {flags} takes 0 to 65535")
+        addresses = resolve(host, flags=flags)
+        present = [address for address in addresses if not is_absent(address)]
+        if not present:
+            raise bind_failure(addresses[0], port, host=host, flags=flags)
+        if port == 0:
+            # One address is enough for a name: whoever dials the name tries all of its addresses.
+            present = present[:1]
+        bound_port = port
+        for address in present:
+            try:
+                bound_port = self._server.add_insecure_port(address.with_port(port))
+            except RuntimeError as error:
+                raise bind_failure(address, port, host=host, flags=flags) from error
+        return bound_port
+
+    async def start(self) -> None:
+        health.add_to_server(self._health, self._server)
+        channelz.add_channelz_servicer(self._server)
+        names = [*self._service_names, health.SERVICE_NAME, _CHANNELZ_SERVICE_NAME]
+        if self._has_reflection:
+            reflection.add_to_server(names, self._server)
+        await self._server.start()
+
+    def set_serving(self, service_name: str, serving: bool) -> None:
+        """Tells health checks and their watchers; "" stands for the whole process."""
+        self._health.set(service_name, serving)
+
+    async def stop(self, grace_s: float) -> None:
+        """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""
+        self._health.set_all_not_serving()
+        await self._server.stop(grace_s)
+
+
+def _options(reuse_port: bool) -> list[tuple[str, Any]]:
+    return [
+        # Off: the default lets a second server take the same port silently.
+        ("grpc.so_reuseport", int(reuse_port)),
+        # Clients may ping often and while idle; the defaults cut them off with "too many pings".
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # A client that vanished without closing is noticed within 30 s.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+        ("grpc.max_concurrent_streams", 10_000),
+    ]
