@@ -1,0 +1,89 @@
+"""What the front ends need of the rest of the gateway.
+
+`gateway.generation`, `gateway.cluster_view` and `gateway.metrics` are the real ones; tests hand in scripted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.generation_request import GenerationEvent, GenerationRequest
+from gateway.tokenizer import Tokenizer
+from muster import v1 as wire
+
+
+@dataclass(frozen=True, slots=True)
+class RankProgress:
+    """How far one rank is. `percent` of its phase, `None` when unknown."""
+
+    rank: int
+    state: str  # "missing", "joining", "ready", "draining", "lost"
+    phase: str  # "starting", "loading_weights", "fitting_cache", "warming_up", "serving"
+    percent: float | None
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """One rank's load as the balancer sees it. `in_flight` are this gateway's own requests; `age_s` is the age of the
+    engine's numbers, `None` before the first."""
+
+    rank: int
+    state: str
+    waiting: int
+    running: int
+    kv_usage: float | None
+    in_flight: int
+    age_s: float | None
+
+
+class TextGenerator(Protocol):
+    """Runs requests somewhere in the cluster."""
+
+    def stream(self, request: GenerationRequest, tokenizer: Tokenizer) -> AsyncGenerator[GenerationEvent, None]:
+        """Yields one PromptReport, then ChoiceDeltas, then one GenerationUsage.
+
+        Everything that can fail before the first token is raised by the first `__anext__`. Closing or cancelling
+        aborts the request in the engine.
+        """
+        ...
+
+
+class Cluster(Protocol):
+    """What this gateway knows of the deployment; every answer comes from cached state, nothing waits."""
+
+    @property
+    def ready(self) -> bool:
+        """At least one rank in scope serves and the tokenizer is there."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """The data-parallel size: valid global ranks are 0 to num_ranks - 1. 0 while unknown."""
+        ...
+
+    def models(self) -> Sequence[wire.ModelInfo]:
+        """What is served; empty while loading."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the served model. Raises Loading before it was fetched."""
+        ...
+
+    def progress(self) -> Sequence[RankProgress]: ...
+
+    def loads(self) -> Sequence[RankLoad]: ...
+
+
+class Metrics(Protocol):
+    """Counters of this gateway process."""
+
+    def render(self) -> bytes:
+        """The metrics in the Prometheus text format."""
+        ...
+
+    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """Counts a finished HTTP request; `route` is the route's pattern, never the raw path. 499: the client left."""
+        ...
