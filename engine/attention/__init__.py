@@ -1,0 +1,1 @@
+"""Attention over a paged KV cache: one protocol, one file per kernel family."""

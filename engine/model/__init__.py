@@ -1,0 +1,1 @@
+"""Checkpoints and the transformer: files in, logits out."""

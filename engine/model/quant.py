@@ -1,0 +1,148 @@
+"""The block formats of GGUF and their way back to float32, vectorised over blocks.
+
+A block holds a run of weights of one row. Results equal those of the reference implementation bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantType:
+    """One storage format: `dequantize` maps [blocks, block_bytes] to [blocks, block_elements]."""
+
+    name: str
+    block_elements: int
+    block_bytes: int
+    dequantize: Callable[[Bytes], Floats]
+
+
+def quant_type_name(type_id: int) -> str:
+    """Name of a GGUF tensor type, also of those that cannot be loaded."""
+    if type_id in QUANT_TYPES:
+        return QUANT_TYPES[type_id].name
+    return _OTHER_NAMES.get(type_id, f"type {type_id}")
+
+
+def dequantize(data: Bytes, type_id: int) -> Floats:
+    """Flat float32 values of a tensor's bytes. The type must be one of QUANT_TYPES."""
+    quant = QUANT_TYPES[type_id]
+    return quant.dequantize(data.reshape(-1, quant.block_bytes)).reshape(-1)
+
+
+def _f32(blocks: Bytes) -> Floats:
+    return blocks.view("<f4").astype(np.float32)
+
+
+def _f16(blocks: Bytes) -> Floats:
+    return blocks.view("<f2").astype(np.float32)
+
+
+def _bf16(blocks: Bytes) -> Floats:
+    return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def _nibbles(packed: Bytes) -> Bytes:
+    """[B, n] bytes to [B, 2n] values 0..15: the low halves first, then the high ones."""
+    return np.concatenate((packed & 0x0F, packed >> 4), axis=1)
+
+
+def _q4_0(blocks: Bytes) -> Floats:
+    scale = _f16(blocks[:, :2].copy())
+    return scale * (_nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)).astype(np.float32)
+
+
+def _q4_1(blocks: Bytes) -> Floats:
+    scale, minimum = _f16(blocks[:, :2].copy()), _f16(blocks[:, 2:4].copy())
+    return scale * _nibbles(blocks[:, 4:]).astype(np.float32) + minimum
+
+
+def _q8_0(blocks: Bytes) -> Floats:
+    scale = _f16(blocks[:, :2].copy())
+    return blocks[:, 2:].copy().view(np.int8).astype(np.float32) * scale
+
+
+def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Eight 6-bit scales and eight 6-bit minima from 12 bytes. [B, 12] to twice [B, 8]."""
+    low, middle, high = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate((low & 0x3F, (high & 0x0F) | ((low >> 2) & 0x30)), axis=1)
+    minima = np.concatenate((middle & 0x3F, (high >> 4) | ((middle >> 2) & 0x30)), axis=1)
+    return scales, minima
+
+
+def _q4_k(blocks: Bytes) -> Floats:
+    """256 weights: eight groups of 32, two groups (low and high nibbles) per 32 bytes."""
+    num_blocks = len(blocks)
+    scale, minimum = _f16(blocks[:, 0:2].copy()), _f16(blocks[:, 2:4].copy())
+    group_scales, group_minima = _k_scales(blocks[:, 4:16])
+    packed = blocks[:, 16:].reshape(num_blocks, 4, 1, 32)
+    codes = np.concatenate((packed & 0x0F, packed >> 4), axis=2).reshape(num_blocks, 8, 32)
+    factors = (scale * group_scales.astype(np.float32))[:, :, None]
+    offsets = (minimum * group_minima.astype(np.float32))[:, :, None]
+    result: Floats = (factors * codes.astype(np.float32) - offsets).reshape(num_blocks, 256)
+    return result
+
+
+def _q6_k(blocks: Bytes) -> Floats:
+    """256 weights in two halves; each half has 64 bytes of low nibbles and 32 bytes of high bit pairs."""
+    num_blocks = len(blocks)
+    low = blocks[:, :128].reshape(num_blocks, 2, 1, 64)
+    high = blocks[:, 128:192].reshape(num_blocks, 2, 1, 32)
+    group_scales = blocks[:, 192:208].copy().view(np.int8).astype(np.float32)
+    scale = _f16(blocks[:, 208:210].copy())
+    low_codes = np.concatenate((low & 0x0F, low >> 4), axis=2).reshape(num_blocks, 2, 4, 32)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
+    high_codes = (high >> shifts) & 0x03
+    codes = (low_codes | (high_codes << 4)).astype(np.int8) - np.int8(32)
+    factors = (scale * group_scales)[:, :, None]
+    result: Floats = factors * codes.reshape(num_blocks, 16, 16).astype(np.float32)
+    return result.reshape(num_blocks, 256)
+
+
+QUANT_TYPES: dict[int, QuantType] = {
+    0: QuantType("F32", 1, 4, _f32),
+    1: QuantType("F16", 1, 2, _f16),
+    2: QuantType("Q4_0", 32, 18, _q4_0),
+    3: QuantType("Q4_1", 32, 20, _q4_1),
+    8: QuantType("Q8_0", 32, 34, _q8_0),
+    12: QuantType("Q4_K", 256, 144, _q4_k),
+    14: QuantType("Q6_K", 256, 210, _q6_k),
+    30: QuantType("BF16", 1, 2, _bf16),
+}
+
+# Types that exist but are not read, so that errors can name them.
+_OTHER_NAMES = {
+    6: "Q5_0",
+    7: "Q5_1",
+    9: "Q8_1",
+    10: "Q2_K",
+    11: "Q3_K",
+    13: "Q5_K",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    20: "IQ4_NL",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    23: "IQ4_XS",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    29: "IQ1_M",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    39: "MXFP4",
+}

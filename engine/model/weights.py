@@ -1,0 +1,62 @@
+"""Where weights come from: one protocol over GGUF, safetensors and random numbers.
+
+Tensor names and layouts are Hugging Face's everywhere above a source ("model.layers.0.self_attn.q_proj.weight",
+rows are outputs, rotary pairs are half-split); a source that stores them otherwise translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+
+
+class WeightSource(Protocol):
+    """Read-only access to the tensors of a checkpoint."""
+
+    def names(self) -> frozenset[str]:
+        """All tensors there are."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor that `names` has."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the tensor, dequantised to float32 or in its stored floating-point dtype, on the CPU."""
+        ...
+
+
+def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """All tensors that a model of this configuration has, in the order in which they are loaded."""
+    hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        yield f"{prefix}.input_layernorm.weight", (hidden,)
+        yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size)):
+            yield f"{prefix}.self_attn.{name}_proj.weight", (size, hidden)
+            if config.qkv_bias:
+                yield f"{prefix}.self_attn.{name}_proj.bias", (size,)
+        if config.qk_norm:
+            yield f"{prefix}.self_attn.q_norm.weight", (config.head_dim,)
+            yield f"{prefix}.self_attn.k_norm.weight", (config.head_dim,)
+        yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
+        if config.output_bias:
+            yield f"{prefix}.self_attn.o_proj.bias", (hidden,)
+        for name, shape in (
+            ("gate", (config.intermediate_size, hidden)),
+            ("up", (config.intermediate_size, hidden)),
+            ("down", (hidden, config.intermediate_size)),
+        ):
+            yield f"{prefix}.mlp.{name}_proj.weight", shape
+            if config.mlp_bias:
+                yield f"{prefix}.mlp.{name}_proj.bias", shape[:1]
+    yield "model.norm.weight", (hidden,)
+    if not config.tied_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden)

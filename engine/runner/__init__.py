@@ -1,0 +1,1 @@
+"""From a batch of sequences to their next tokens."""
