@@ -1,0 +1,179 @@
+"""Many requests over one Attach stream: handles, demultiplexing, and how each ends; pure."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+from muster import v1 as wire
+
+from gateway.change_signal import ChangeSignal
+from gateway.generation_request import FinishReason, PromptReport, TokenLogprob
+from gateway.wire_convert import to_finish_reason, to_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The engine ended the request, normally or by abort."""
+
+    reason: FinishReason
+    stop_token_id: int | None
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine refused or broke the request; `code` is a gRPC status code."""
+
+    code: int
+    message: str
+    reason: str
+    field: str
+    retry_after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLost:
+    """The rank's stream broke; nothing more comes for this submission, and what came is good."""
+
+    rank: int
+    message: str
+
+
+class ProtocolViolation(Exception):
+    """The engine's frame contradicts the contract; the stream cannot be trusted any more."""
+
+
+class Ticket:
+    """One submitted choice: what came for it and was not taken yet.
+
+    Deltas that nobody takes merge, so a slow reader costs its own context's tokens and no more. `news` is shared by
+    the tickets of one request: however many of its choices move in a step, its reader wakes once.
+    """
+
+    __slots__ = ("end", "logprobs", "news", "prompt", "token_ids")
+
+    def __init__(self, news: ChangeSignal) -> None:
+        self.news = news
+        self.prompt: PromptReport | None = None
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.end: Finished | Failed | EngineLost | None = None
+
+    def take(self) -> tuple[list[int], list[TokenLogprob]]:
+        """The tokens and logprobs since the last call."""
+        taken = self.token_ids, self.logprobs
+        self.token_ids, self.logprobs = [], []
+        return taken
+
+
+class Attachment:
+    """The gateway's half of one Attach stream.
+
+    A handle is taken from `submit` until the engine says that it ended, also when nobody listens any more: the engine
+    may still send tokens for it. The smallest free one is used next, which keeps the frames small.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._tickets: dict[int, Ticket] = {}
+        self._abandoned: set[int] = set()
+        self._free: list[int] = []
+        self._num_handles = 0
+
+    def __len__(self) -> int:
+        """Handles in use."""
+        return len(self._tickets) + len(self._abandoned)
+
+    def submit(self, ticket: Ticket) -> int:
+        """A handle for the ticket."""
+        if self._free:
+            handle = heapq.heappop(self._free)
+        else:
+            self._num_handles += 1
+            handle = self._num_handles
+        self._tickets[handle] = ticket
+        return handle
+
+    def abandon(self, handle: int, ticket: Ticket) -> bool:
+        """Nobody listens any more; True when the engine has to be told."""
+        if self._tickets.get(handle) is not ticket:
+            return False
+        del self._tickets[handle]
+        self._abandoned.add(handle)
+        return True
+
+    def apply(self, outputs: wire.StepOutputs) -> None:
+        """Hands one engine step out and wakes each request once. Raises ProtocolViolation."""
+        moved = [*self._add_started(outputs), *self._add_tokens(outputs)]
+        for finished in outputs.finished:
+            stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
+            reason = to_finish_reason(finished.finish_reason)
+            moved += self._end(finished.handle, Finished(reason, stop_token_id, finished.usage.cached_tokens))
+        for failed in outputs.failed:
+            moved += self._end(failed.handle, _to_failed(failed))
+        for ticket in moved:
+            ticket.news.notify()
+
+    def lose(self, message: str) -> None:
+        """The stream is over: everything that was live ends with EngineLost."""
+        tickets, self._tickets = self._tickets, {}
+        self._abandoned.clear()
+        self._free.clear()
+        self._num_handles = 0
+        for ticket in tickets.values():
+            ticket.end = EngineLost(self.rank, message)
+            ticket.news.notify()
+
+    def _add_started(self, outputs: wire.StepOutputs) -> list[Ticket]:
+        moved = []
+        for started in outputs.started:
+            ticket = self._tickets.get(started.handle)
+            if ticket is not None:
+                prompt = started.prompt
+                ticket.prompt = PromptReport(prompt.num_tokens, prompt.cached_tokens, to_logprobs(prompt.logprobs))
+                moved.append(ticket)
+        return moved
+
+    def _add_tokens(self, outputs: wire.StepOutputs) -> list[Ticket]:
+        for entry in outputs.logprobs:
+            ticket = self._tickets.get(entry.handle)
+            if ticket is not None:
+                ticket.logprobs.extend(to_logprobs(entry.logprobs))
+        handles, counts, token_ids = outputs.handles, outputs.token_counts, outputs.token_ids
+        moved = []
+        if not counts:
+            if len(handles) != len(token_ids):
+                raise ProtocolViolation(f"{len(token_ids)} token_ids for {len(handles)} handles without token_counts")
+            for handle, token_id in zip(handles, token_ids, strict=True):
+                ticket = self._tickets.get(handle)
+                if ticket is not None:
+                    ticket.token_ids.append(token_id)
+                    moved.append(ticket)
+            return moved
+        if len(counts) != len(handles) or sum(counts) != len(token_ids):
+            raise ProtocolViolation(f"token_counts {list(counts)[:8]} don't add up to {len(token_ids)} token_ids")
+        start = 0
+        for handle, count in zip(handles, counts, strict=True):
+            ticket = self._tickets.get(handle)
+            if ticket is not None:
+                ticket.token_ids.extend(token_ids[start : start + count])
+                moved.append(ticket)
+            start += count
+        return moved
+
+    def _end(self, handle: int, end: Finished | Failed) -> list[Ticket]:
+        ticket = self._tickets.pop(handle, None)
+        if ticket is not None:
+            ticket.end = end
+            heapq.heappush(self._free, handle)
+            return [ticket]
+        if handle in self._abandoned:
+            self._abandoned.remove(handle)
+            heapq.heappush(self._free, handle)
+        return []
+
+
+def _to_failed(failed: wire.Failed) -> Failed:
+    retry_after_s = failed.retry_after.ToNanoseconds() / 1e9 if failed.HasField("retry_after") else None
+    return Failed(failed.code, failed.message, failed.reason, failed.field, retry_after_s)

@@ -1,0 +1,75 @@
+"""Data-parallel ranks as a gateway sees them: frozen values, made from the wire in `gateway.wire_convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from muster import v1 as wire
+
+
+class RankState(Enum):
+    """The life of one rank as the head sees it; UNKNOWN is a state that this schema does not know."""
+
+    UNKNOWN = "unknown"
+    MISSING = "missing"
+    JOINING = "joining"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One entry of the roster. `rank` is global; `targets` and `model` are there once READY."""
+
+    rank: int
+    state: RankState
+    incarnation: int = 0
+    host: str = ""
+    host_id: str = ""
+    targets: tuple[str, ...] = ()
+    model: wire.ModelInfo | None = None
+    phase: str = ""
+    phase_done: int = 0
+    phase_total: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Who is in the deployment; `sequence` compares only within one `head_incarnation`."""
+
+    sequence: int
+    head_incarnation: int
+    deployment_id: str = ""
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
+    gateways: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoad:
+    """One rank's numbers and their age when the head sent them. `None`: the engine cannot tell."""
+
+    rank: int
+    incarnation: int
+    age_s: float = 0.0
+    waiting: int = 0
+    running: int = 0
+    kv_usage: float | None = None
+    waiting_tokens: int | None = None
+    prompt_tokens_total: int | None = None
+    generated_tokens_total: int | None = None
+    prefix_cache_queries_total: int | None = None
+    prefix_cache_hits_total: int | None = None
+    preemptions_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSnapshot:
+    """The load of all ranks that ever reported; `sequence` compares only within one `head_incarnation`."""
+
+    sequence: int
+    head_incarnation: int
+    loads: tuple[RankLoad, ...] = ()
