@@ -9,9 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from muster import v1 as wire
+
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
-from muster import v1 as wire
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Token ids to text as they come. Pure."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TokenBytes(Protocol):
+    """The part of a tokenizer that a detokenizer needs."""
+
+    @property
+    def strips_leading_space(self) -> bool: ...
+
+    def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes: ...
+
+
+class IncrementalDetokenizer:
+    """The text of one choice. What `push` and `flush` return, joined, equals decoding all ids at once.
+
+    An incomplete character is withheld until it is complete; `flush` gives U+FFFD for what never will be.
+    """
+
+    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strip_next = tokenizer.strips_leading_space
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Adds ids and returns the text that is certain now, possibly none."""
+        return self._released(
+            self._decoder.decode(self._tokenizer.join_bytes(token_ids, skip_special=self._skip_special))
+        )
+
+    def flush(self) -> str:
+        """Ends the text and returns what was withheld."""
+        return self._released(self._decoder.decode(b"", final=True))
+
+    def _released(self, text: str) -> str:
+        if self._strip_next and text:
+            self._strip_next = False
+            return text.removeprefix(" ")
+        return text

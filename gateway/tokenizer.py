@@ -1,0 +1,153 @@
+"""Text to token ids and back, for one checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import tokenizers
+
+from gateway.chat_template import ChatTemplate, Rendered, normalize_message
+from gateway.errors import InvalidRequest, TokenizerError
+from gateway.tokenizer_archive import TokenizerArchive
+from gateway.vocabulary import SpecialToken, Vocabulary
+from gateway.vocabulary_gguf import gguf_vocabulary
+from gateway.vocabulary_hf import hf_vocabulary
+
+
+class Tokenizer:
+    """Immutable after construction and usable from any thread.
+
+    Decoding goes through a table of bytes, so that the text of a sequence is the concatenation of its tokens' bytes,
+    read as UTF-8 with U+FFFD for what is none; a stream decodes to the same text as the whole.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._parsing = vocabulary.parsing
+        self._plain = vocabulary.plain
+        self._continuing = vocabulary.continuing
+        self._bytes_by_id = vocabulary.bytes_by_id
+        self._specials = {special.content: special for special in vocabulary.specials}
+        self._special_pattern = _alternatives(self._specials)
+        self._prefix_ids = vocabulary.prefix_ids
+        self.vocab_size = len(vocabulary.bytes_by_id)
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.special_token_ids = frozenset(special.token_id for special in vocabulary.specials)
+        self.strips_leading_space = vocabulary.strips_leading_space
+        self.longest_token_bytes = max(map(len, vocabulary.bytes_by_id), default=1)
+        self.chat_template = (
+            None
+            if vocabulary.chat_template is None
+            else ChatTemplate(
+                vocabulary.chat_template,
+                specials=tuple(self._specials),
+                variables={"bos_token": vocabulary.bos_token, "eos_token": vocabulary.eos_token},
+            )
+        )
+
+    @staticmethod
+    def from_archive(archive: bytes) -> Tokenizer:
+        """Builds from the zip archive of `GetTokenizer`. Takes up to a second: call it in a thread.
+
+        Raises TokenizerError naming the part that is missing or not understood.
+        """
+        files = TokenizerArchive(archive)
+        metadata = files.json("gguf_tokenizer.json")
+        vocabulary = gguf_vocabulary(metadata) if metadata is not None else hf_vocabulary(files)
+        if not vocabulary.bytes_by_id:
+            raise TokenizerError("tokenizer archive: the vocabulary is empty")
+        return Tokenizer(vocabulary)
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether prompts begin with a token that text does not spell."""
+        return bool(self._prefix_ids)
+
+    def encode(self, text: str, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        `parse_special` recognises special tokens written in the text; leave it off for what users wrote.
+        `add_special` puts BOS in front where the checkpoint wants it.
+        """
+        ids = _encode(self._parsing if parse_special else self._plain, text)
+        if add_special and tuple(ids[: len(self._prefix_ids)]) != self._prefix_ids:
+            ids[:0] = self._prefix_ids
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation. BOS is the template's business.
+
+        Raises InvalidRequest when there is no template or it refuses the messages.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest(
+                "messages", "The served model has no chat template. Use /v1/completions, or serve a chat model."
+            )
+        rendered = self.chat_template.render(
+            [normalize_message(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
+        return self._encode_rendered(rendered)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
+        text = self.join_bytes(token_ids, skip_special=skip_special).decode("utf-8", "replace")
+        return text.removeprefix(" ") if self.strips_leading_space else text
+
+    def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes:
+        """Concatenated bytes of the ids, which may end within a character."""
+        if skip_special:
+            return b"".join([self.token_bytes(i) for i in token_ids if i not in self.special_token_ids])
+        return b"".join([self.token_bytes(i) for i in token_ids])
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token alone; U+FFFD stands for an incomplete character."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of one token; the literal of a special one. Ids beyond the vocabulary (padding rows) have none."""
+        return self._bytes_by_id[token_id] if 0 <= token_id < self.vocab_size else b""
+
+    def _encode_rendered(self, rendered: Rendered) -> list[int]:
+        ids: list[int] = []
+        for piece in self._pieces(rendered.text, rendered.marker):
+            if isinstance(piece, SpecialToken):
+                ids.append(piece.token_id)
+            elif text := piece.replace(rendered.marker, ""):
+                ids += _encode(self._continuing if ids else self._plain, text)
+        return ids
+
+    def _pieces(self, rendered: str, marker: str) -> Iterator[str | SpecialToken]:
+        position = 0
+        strip_next = False
+        for match in self._special_pattern.finditer(rendered) if self._special_pattern else ():
+            if rendered.startswith(marker, match.end()):
+                continue  # one character long: breaking it up puts the marker behind it
+            special = self._specials[match[0]]
+            text = rendered[position : match.start()]
+            text = text.lstrip() if strip_next else text
+            yield text.rstrip() if special.strips_left else text
+            yield special
+            position, strip_next = match.end(), special.strips_right
+        yield rendered[position:].lstrip() if strip_next else rendered[position:]
+
+
+def _alternatives(literals: dict[str, SpecialToken]) -> re.Pattern[str] | None:
+    # Longest first: a special token may begin with another one.
+    longest_first = sorted(filter(None, literals), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
+    # The batch call is the one that releases the GIL.
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
