@@ -1,0 +1,182 @@
+"""One Attach stream: many requests of one gateway, multiplexed by handles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import grpc
+from muster import v1 as wire
+
+from engine.request import TokenOutput
+from services.engine import errors
+from services.engine.intake import Intake
+from services.engine.outbox import Outbox
+from services.rpc.errors import FieldViolation, RpcError
+
+_log = logging.getLogger(__name__)
+
+# A century; longer timeouts are for ever, and the event loop's clock overflows near 2**63 ms.
+_LONGEST_TIMEOUT_S = 3.2e9
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request that has not ended."""
+
+    key: str
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HandleSink:
+    """Ties the outputs of one request to its handle."""
+
+    attachment: Attachment
+    handle: int
+
+    def put(self, output: TokenOutput, step: int) -> None:
+        self.attachment.put(self.handle, output, step)
+
+    def fail(self, error: Exception) -> None:
+        self.attachment.fail(self.handle, errors.to_rpc_error(error))
+
+
+class Attachment:
+    """The requests of one stream, by handle.
+
+    One reader takes frames in, one writer sends what the outbox holds; errors of single requests travel in
+    Failed, and only a frame that breaks the protocol ends the stream. A submit on a handle that is in use is such
+    a frame: an answer by handle could not say which of both requests it means.
+    """
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+        self._outbox = Outbox()
+        self._live: dict[int, _Live] = {}
+        self._reader_done = False
+        self._ended = False
+        self._protocol_error: RpcError | None = None
+
+    async def read(self, frames: AsyncIterator[wire.AttachRequest]) -> None:
+        """Takes frames until the gateway half-closes or breaks the protocol; `outputs` ends accordingly."""
+        try:
+            async for frame in frames:
+                self._take(frame)
+                await self._outbox.wait_room()
+        except RpcError as error:
+            self._protocol_error = error
+        finally:
+            self._reader_done = True
+            self._outbox.wake()
+
+    async def outputs(self) -> AsyncIterator[wire.AttachResponse]:
+        """What to send, until the stream is to end: after a half-close once all requests ended, or at `end`."""
+        while True:
+            await self._outbox.wait_filled()
+            if not self._outbox.empty:
+                yield wire.AttachResponse(outputs=self._outbox.take())
+            if self._protocol_error is not None:
+                raise self._protocol_error
+            if self._outbox.empty and (self._ended or (self._reader_done and not self._live)):
+                return
+
+    def end(self) -> None:
+        """The engine stops: sends what waits, then ends the stream."""
+        self._ended = True
+        self._outbox.wake()
+
+    def leave(self) -> None:
+        """The stream is over: aborts what is live."""
+        for live in self._live.values():
+            if live.timer is not None:
+                live.timer.cancel()
+            self._intake.leave(live.key)
+        self._live.clear()
+
+    def put(self, handle: int, output: TokenOutput, step: int) -> None:
+        """An output of the engine for a live handle."""
+        if output.finish_reason is not None:
+            self._forget(handle)
+        self._outbox.put(handle, output, step)
+
+    def fail(self, handle: int, error: RpcError) -> None:
+        """Ends a request with an error."""
+        self._forget(handle)
+        self._outbox.fail(handle, error)
+
+    def _take(self, frame: wire.AttachRequest) -> None:
+        kind = frame.WhichOneof("frame")
+        if kind == "submit":
+            self._submit(frame.submit)
+        elif kind == "abort":
+            for handle in frame.abort.handles:
+                live = self._live.get(handle)
+                if live is not None:
+                    self._intake.abort(live.key)
+        elif kind == "open":
+            raise _protocol_error("open", "came twice; it introduces the gateway once, as the first frame")
+        else:
+            raise _protocol_error("frame", "is empty or of a kind this engine does not know; send submit or abort")
+
+    def _submit(self, submit: wire.Submit) -> None:
+        handle = submit.handle
+        if handle in self._live or self._outbox.ends(handle):
+            raise _protocol_error(
+                "submit.handle", f"{handle} is in use; a handle is free again once its finish or failure arrived"
+            )
+        if submit.traceparent:
+            _log.debug("request %r continues trace %r", submit.request.request_id, submit.traceparent)
+        try:
+            timeout_s = _timeout_s(submit)
+            key = self._intake.submit(submit.request, _HandleSink(self, handle))
+        except Exception as error:
+            self._outbox.fail(handle, errors.to_rpc_error(error))
+            return
+        live = self._live[handle] = _Live(key)
+        if timeout_s is not None:
+            live.timer = asyncio.get_running_loop().call_later(timeout_s, self._time_out, handle, timeout_s)
+
+    def _time_out(self, handle: int, timeout_s: float) -> None:
+        live = self._live.get(handle)
+        if live is not None:
+            self._intake.leave(live.key)
+            self.fail(handle, errors.timed_out(timeout_s))
+
+    def _forget(self, handle: int) -> None:
+        live = self._live.pop(handle, None)
+        if live is not None and live.timer is not None:
+            live.timer.cancel()
+
+
+def check_open(frame: wire.AttachRequest | None) -> wire.OpenAttachment:
+    """The first frame of a stream; raises RpcError when it is another one."""
+    if frame is None or frame.WhichOneof("frame") != "open":
+        raise _protocol_error("open", "must be the first frame of an Attach stream")
+    return frame.open
+
+
+def _protocol_error(field: str, description: str) -> RpcError:
+    return RpcError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{field} {description}",
+        reason="PROTOCOL_ERROR",
+        violations=(FieldViolation(field, description),),
+    )
+
+
+def _timeout_s(submit: wire.Submit) -> float | None:
+    if not submit.HasField("timeout"):
+        return None
+    timeout_s = submit.timeout.seconds + submit.timeout.nanos / 1e9
+    if timeout_s <= 0:
+        description = f"is {timeout_s:g} s; must be greater than 0, or absent to wait for ever"
+        raise RpcError(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"timeout {description}",
+            reason="INVALID_REQUEST",
+            violations=(FieldViolation("timeout", description),),
+        )
+    return timeout_s if timeout_s < _LONGEST_TIMEOUT_S else None

@@ -1,0 +1,108 @@
+"""The one door between callers and the engine thread; event loop only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from muster import v1 as wire
+
+from services.engine import convert, errors
+from services.engine.mailboxes import Mailboxes, Sink
+from services.engine.state import EngineState
+
+if TYPE_CHECKING:
+    from engine.loop import EngineLoop, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    loop: EngineLoop
+    limits: convert.Limits
+
+
+class Intake:
+    """Admits requests, aborts them, and hands the engine thread's outputs to their readers.
+
+    Every admitted request ends exactly once: its sink gets a last output or an error, or its reader left.
+    """
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._mailboxes = Mailboxes()
+        self._running: _Running | None = None
+
+    def open(self, loop: EngineLoop, limits: convert.Limits) -> None:
+        """The engine thread runs; from now on requests are admitted."""
+        self._running = _Running(loop, limits)
+
+    @property
+    def engine_loop(self) -> EngineLoop | None:
+        return self._running.loop if self._running is not None else None
+
+    @property
+    def num_live(self) -> int:
+        return len(self._mailboxes)
+
+    def submit(self, message: wire.GenerateRequest, sink: Sink) -> str:
+        """Starts a request and returns the key it is known by here.
+
+        Raises RpcError and EngineError for what can be told at once; what the engine refuses later reaches the sink.
+        """
+        running = self._admit()
+        key = self._mailboxes.open(message.request_id, sink)
+        try:
+            running.loop.submit(convert.to_request(message, key, running.limits))
+        except BaseException:
+            self._mailboxes.close(key)
+            raise
+        return key
+
+    def leave(self, key: str) -> None:
+        """The reader is gone: ends the request before the engine's next step. Nothing happens once it ended."""
+        if self._mailboxes.close(key) and self._running is not None:
+            self._running.loop.abort(key)
+
+    def abort(self, key: str) -> None:
+        """Ends a request whose reader still waits for the finish."""
+        if self._running is not None:
+            self._running.loop.abort(key)
+
+    def abort_ids(self, request_ids: Iterable[str]) -> int:
+        """The same by the callers' ids; returns how many were live."""
+        keys = [key for key in map(self._mailboxes.key_of, set(request_ids)) if key is not None]
+        for key in keys:
+            self.abort(key)
+        return len(keys)
+
+    def abort_all(self) -> None:
+        """Ends every request; its reader gets the finish."""
+        for key in self._mailboxes.live_keys():
+            self.abort(key)
+
+    async def wait_empty(self) -> None:
+        """Returns once no request is live."""
+        await self._mailboxes.wait_empty()
+
+    def deliver(self, result: StepResult) -> None:
+        """What one turn of the engine thread brought."""
+        self._mailboxes.deliver(result.outputs, result.stats.step)
+        for rejected in result.rejected:
+            self._mailboxes.fail(rejected.request_id, rejected.error)
+
+    def fail_all(self, message: str) -> None:
+        """The engine thread died."""
+        self._mailboxes.fail_all(errors.step_failed(message))
+
+    def _admit(self) -> _Running:
+        snapshot = self._state.now
+        if snapshot.stop_reason:
+            raise errors.unavailable("ENGINE_STOPPING", f"this engine stops ({snapshot.stop_reason})")
+        if snapshot.draining:
+            raise errors.unavailable("ENGINE_DRAINING", "this engine drains and takes no new requests")
+        if self._running is None:
+            raise errors.unavailable("ENGINE_LOADING", f"this engine is not ready yet: {snapshot.progress_text}")
+        if self._running.loop.failed is not None:
+            raise errors.unavailable("ENGINE_FAILED", f"the engine thread failed: {self._running.loop.failed}")
+        return self._running

@@ -1,0 +1,195 @@
+"""This engine's membership in the deployment: registers with the head, and again whenever the head comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import grpc
+from muster import v1 as wire
+
+from services.engine.backoff import Backoff
+from services.engine.lease import Lease, OutOfOrderError
+from services.engine.state import EngineState
+from services.rpc.channels import dial
+from services.rpc.errors import RpcError, describe
+
+_log = logging.getLogger(__name__)
+
+# Answers of the head that trying again would only repeat.
+_REJECTIONS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.ABORTED,  # a newer process took this rank over
+    }
+)
+_WELCOME_TIMEOUT_S = 10.0
+_COMPLAINT_INTERVAL_S = 10.0
+
+_Call = Any  # grpc.aio.StreamStreamCall[wire.RegisterRequest, wire.RegisterResponse]
+
+
+class RejectedError(Exception):
+    """The head refused this engine for good; `error` has the status with its field violations."""
+
+    def __init__(self, error: RpcError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Commands(Protocol):
+    """What the head may ask for. Called on the event loop; must not block."""
+
+    def drain(self, timeout_s: float | None) -> None: ...
+    def undrain(self) -> None: ...
+    def stop(self, reason: str, timeout_s: float | None) -> None: ...
+
+
+class Membership:
+    """Keeps the lease alive for as long as the process lives; serving never depends on the head being there."""
+
+    def __init__(
+        self,
+        *,
+        head_target: str,
+        hello: wire.Hello,
+        state: EngineState,
+        loop_idle_ms: Callable[[], int],
+        commands: Commands,
+    ) -> None:
+        self._head_target = head_target
+        self._hello = hello
+        self._state = state
+        self._loop_idle_ms = loop_idle_ms
+        self._commands = commands
+        self._lost_since: float | None = None
+        self._complained_at = float("-inf")
+
+    async def run(self) -> None:
+        """Returns after Goodbye; raises RejectedError."""
+        backoff = Backoff()
+        while not self._state.now.leaving:
+            lease = Lease()
+            try:
+                await self._session(lease)
+            except grpc.aio.AioRpcError as call_error:
+                error = describe(call_error)
+                if error.code in _REJECTIONS:
+                    raise RejectedError(error) from call_error
+                self._complain(f"{error.code.name}: {error.message}")
+            except OutOfOrderError as protocol_error:
+                self._complain(str(protocol_error))
+            except TimeoutError:
+                self._complain("it accepted the connection but did not answer in time")
+            if lease.ended:
+                return
+            if lease.welcomed:
+                backoff.reset()
+            await self._pause(backoff.next_s())
+
+    async def _session(self, lease: Lease) -> None:
+        async with dial(self._head_target) as channel:
+            call: _Call = wire.RendezvousServiceStub(channel).Register()
+            try:
+                await self._join(call, lease)
+                speaker = asyncio.create_task(self._speak(call, lease), name="membership heartbeats")
+                try:
+                    await self._listen(call, lease)
+                finally:
+                    speaker.cancel()
+                    await asyncio.wait({speaker})
+                if not speaker.cancelled():
+                    speaker.result()
+            finally:
+                call.cancel()
+
+    async def _join(self, call: _Call, lease: Lease) -> None:
+        async with asyncio.timeout(_WELCOME_TIMEOUT_S):
+            hello = wire.Hello()
+            hello.CopyFrom(self._hello)
+            if self._state.now.rank is not None:
+                hello.rank = self._state.now.rank  # a restarted head must give back the same place
+            await _write(call, wire.RegisterRequest(hello=hello))
+            response = await call.read()
+        if response is grpc.aio.EOF:
+            raise OutOfOrderError("the head ended the stream without a welcome")
+        lease.receive(response)
+        welcome = response.welcome
+        self._state.welcomed(welcome.rank, welcome.coordinator_target or self._head_target)
+        if self._lost_since is not None:
+            _log.info("registered with the head at %s again", self._head_target)
+        else:
+            _log.info("head at %s gave rank %d of %d", self._head_target, welcome.rank, welcome.data_parallel_size)
+        self._lost_since = None
+
+    async def _speak(self, call: _Call, lease: Lease) -> None:
+        while True:
+            version = self._state.version
+            for frame in lease.due(self._state.now, time.monotonic(), self._loop_idle_ms()):
+                await _write(call, frame)
+            if lease.ended:
+                await call.done_writing()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(lease.wait_s(self._state.now, time.monotonic())):
+                    await self._state.newer_than(version)
+
+    async def _listen(self, call: _Call, lease: Lease) -> None:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            self._obey(lease.receive(response), response)
+        if not lease.ended:
+            raise OutOfOrderError("the head closed the stream")
+
+    def _obey(self, kind: str, response: wire.RegisterResponse) -> None:
+        if kind == "accepted":
+            _log.info("the head took this engine into the roster")
+            self._state.accepted()
+        elif kind == "drain":
+            self._commands.drain(_seconds(response.drain))
+        elif kind == "undrain":
+            self._commands.undrain()
+        elif kind == "stop":
+            self._commands.stop(response.stop.reason or "asked by the head", _seconds(response.stop))
+        else:
+            _log.warning("the head sent %s, which this engine does not know; ignored", kind)
+
+    def _complain(self, cause: str) -> None:
+        """One line at the loss, then one every ten seconds: a head may stay away for long."""
+        now = time.monotonic()
+        if self._lost_since is None:
+            self._lost_since = now
+        if now >= self._complained_at + _COMPLAINT_INTERVAL_S:
+            self._complained_at = now
+            _log.warning(
+                "no lease from the head at %s since %.0f s, still trying (%s)",
+                self._head_target,
+                now - self._lost_since,
+                cause,
+            )
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self._state.now.leaving:
+                    await self._state.newer_than(self._state.version)
+
+
+async def _write(call: _Call, frame: wire.RegisterRequest) -> None:
+    # A stream that ended meanwhile tells its status to whoever reads it.
+    with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+        await call.write(frame)
+
+
+def _seconds(command: wire.DrainCommand | wire.StopCommand) -> float | None:
+    if not command.HasField("timeout"):
+        return None
+    return max(0.0, command.timeout.seconds + command.timeout.nanos / 1e9)
