@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -70,11 +70,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         return guarded
 
     def _guard_generator(self, behavior: Callable[..., Any], method: str) -> Callable[..., Any]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        # Writes by itself: grpc would leave a generator of a cancelled call to the garbage collector, and leases
+        # must end at once.
+        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
             try:
                 async with contextlib.aclosing(behavior(request, context)) as responses:
                     async for response in responses:
-                        yield response
+                        await context.write(response)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:

@@ -58,21 +58,22 @@ def resolve(host: str, *, flags: str) -> list[TcpAddress]:
     return list(dict.fromkeys(addresses))
 
 
-def bind_failure(address: TcpAddress, port: int, *, host: str, flags: str) -> ListenError:
-    """Why gRPC could not bind: it does not say, so the system is asked again."""
-    reason: OSError | None = None
+def check_can_bind(address: TcpAddress, port: int, *, host: str, flags: str, reuse_port: bool) -> None:
+    """Binds for a moment; raises AddressInUseError, or ListenError with the system's words."""
     with socket.socket(address.family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if address.family == socket.AF_INET6:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if reuse_port:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             probe.bind((address.host, port))
-            probe.listen(1)
+            if not reuse_port:  # listening beside a sibling would take connections meant for it
+                probe.listen(1)
         except OSError as error:
-            reason = error
-    if reason is None or reason.errno == errno.EADDRINUSE:
-        return AddressInUseError(host, port, flags)
-    return ListenError(f"cannot listen on {address.with_port(port)}: {reason.strerror}; change {flags}")
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(host, port, flags) from error
+            raise ListenError(
+                f"cannot listen on {address.with_port(port)}: {error.strerror}; change {flags}"
+            ) from error
 
 
 def is_absent(address: TcpAddress) -> bool:

@@ -15,7 +15,7 @@ from services.rpc.interceptor import ErrorInterceptor
 from services.rpc.listening import (
     AddressInUseError,
     ListenError,
-    bind_failure,
+    check_can_bind,
     is_absent,
     prepare_unix_path,
     resolve,
@@ -37,6 +37,7 @@ class RpcServer:
         self, *, error_tables: Sequence[ErrorTable] = (), reuse_port: bool = False, reflection: bool = True
     ) -> None:
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(error_tables)], options=_options(reuse_port))
+        self._reuse_port = reuse_port
         self._has_reflection = reflection
         self._service_names: list[str] = []
         self._health = health.HealthServicer()
@@ -66,17 +67,17 @@ class RpcServer:
             raise ListenError(f"port {port} does not exist; {flags} takes 0 to 65535")
         addresses = resolve(host, flags=flags)
         present = [address for address in addresses if not is_absent(address)]
-        if not present:
-            raise bind_failure(addresses[0], port, host=host, flags=flags)
         if port == 0:
             # One address is enough for a name: whoever dials the name tries all of its addresses.
             present = present[:1]
         bound_port = port
-        for address in present:
+        for address in present or addresses[:1]:
+            # Asked first, because gRPC does not say why it cannot bind.
+            check_can_bind(address, port, host=host, flags=flags, reuse_port=self._reuse_port)
             try:
                 bound_port = self._server.add_insecure_port(address.with_port(port))
             except RuntimeError as error:
-                raise bind_failure(address, port, host=host, flags=flags) from error
+                raise AddressInUseError(host, port, flags) from error  # somebody was faster
         return bound_port
 
     async def start(self) -> None:
@@ -90,6 +91,10 @@ class RpcServer:
     def set_serving(self, service_name: str, serving: bool) -> None:
         """Tells health checks and their watchers; "" stands for the whole process."""
         self._health.set(service_name, serving)
+
+    def set_all_not_serving(self) -> None:
+        """The first step of stopping: health checks turn traffic away while calls go on."""
+        self._health.set_all_not_serving()
 
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""

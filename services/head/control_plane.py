@@ -1,0 +1,259 @@
+"""The head's one mutable object: roster, load table, open streams, and what their watchers see."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from muster import v1 as wire
+
+from services.head import convert
+from services.head.admission import Introduction, Offer, Rejection, Rules, warnings_about
+from services.head.errors import head_stopping
+from services.head.load_table import LoadTable
+from services.head.outbox import Outbox
+from services.head.roster import Change, EngineHung, Lease, Phase, RankState, Roster
+from services.head.startup import Outcome, Startup
+from services.rpc.errors import RpcError
+from services.rpc.watched import Watched
+
+_log = logging.getLogger(__name__)
+
+_MAX_REJECTIONS_TOLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals and limits of the head, in seconds."""
+
+    ready_timeout_s: float = 600.0
+    heartbeat_interval_s: float = 2.0
+    heartbeat_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What Hello was answered with."""
+
+    lease: Lease
+    protocol: int
+    ready_timeout_s: float
+
+
+class ControlPlane:
+    """Applies what streams report, publishes every change and logs it. Lives on the head's event loop.
+
+    All methods are synchronous, so no two frames ever see each other half done.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        timing: Timing,
+        *,
+        incarnation: int,
+        local_ranks: range | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        on_serving: Callable[[int, bool], None] = lambda rank, serving: None,
+    ) -> None:
+        now_s = clock()
+        self.rules = rules
+        self.timing = timing
+        self.incarnation = incarnation
+        self.wall_offset_s = time.time() - now_s
+        self.started_s = now_s
+        self.roster_watch: Watched[wire.Roster]
+        self.load_watch: Watched[int]  # the load table's sequence; ages need the instant of sending
+        self.loads = LoadTable()
+        self._clock = clock
+        self._on_serving = on_serving
+        self._roster = Roster(rules, heartbeat_timeout_s=timing.heartbeat_timeout_s, now_s=now_s)
+        self._startup = Startup(ready_timeout_s=timing.ready_timeout_s, local_ranks=local_ranks, now_s=now_s)
+        self._streams: dict[Lease, Outbox] = {}
+        self._rejections: deque[str] = deque(maxlen=_MAX_REJECTIONS_TOLD)
+        self._ticked_s = now_s
+        self.roster_watch = Watched(self._roster_message())
+        self.load_watch = Watched(self.loads.sequence)
+
+    @property
+    def now_s(self) -> float:
+        return self._clock()
+
+    @property
+    def roster(self) -> Roster:
+        """To be read only."""
+        return self._roster
+
+    @property
+    def startup_remaining_s(self) -> float | None:
+        """Seconds until missing ranks end the head; None once all ranks were ready."""
+        return None if self._startup.is_done else max(0.0, self._startup.deadline_s - self.now_s)
+
+    # Frames of Register streams
+
+    def join(self, hello: Introduction, outbox: Outbox) -> Membership:
+        """Hello. Ends the stream of an older process of the same rank."""
+        now_s = self.now_s
+        remaining_s = self.startup_remaining_s
+        ready_timeout_s = self.timing.ready_timeout_s if remaining_s is None else remaining_s
+        try:
+            joined = self._roster.join(hello, ready_deadline_s=now_s + ready_timeout_s, now_s=now_s)
+        except Rejection as rejection:
+            self._tell_rejection(hello, rejection)
+            raise
+        for warning in warnings_about(hello, self.rules):
+            _log.warning("rank %d on %s: %s", joined.lease.rank, hello.host, warning)
+        if joined.superseded is not None:
+            message = f"a newer process (pid {hello.pid} on {hello.host}) has taken rank {joined.lease.rank} over"
+            self._end_stream(joined.superseded, RpcError(grpc.StatusCode.ABORTED, message, reason="RANK_TAKEN_OVER"))
+        self._streams[joined.lease] = outbox
+        self.loads.admit(joined.lease.rank, hello.incarnation)
+        self._publish()
+        return Membership(joined.lease, joined.protocol, ready_timeout_s)
+
+    def progress(self, lease: Lease, phase: Phase, done: int, total: int) -> None:
+        self._roster.progress(lease, phase, done, total, now_s=self.now_s)
+        self._publish()
+
+    def ready(self, lease: Lease, offer: Offer) -> None:
+        """Ready: the rank gets traffic, or Rejection."""
+        try:
+            self._roster.ready(lease, offer, now_s=self.now_s)
+        except Rejection as rejection:
+            engine = self._roster.ranks[lease.rank].engine
+            if engine is not None:
+                self._tell_rejection(engine, rejection)
+            raise
+        self._publish()
+
+    def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool) -> None:
+        try:
+            self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, now_s=self.now_s)
+        except EngineHung:
+            self._publish()
+            raise
+        self._publish()
+
+    def leave(self, lease: Lease, reason: str) -> None:
+        self._roster.leave(lease, reason, now_s=self.now_s)
+        self._publish()
+
+    def stream_ended(self, lease: Lease, reason: str) -> None:
+        """Every Register stream that had a lease ends here, however it ended."""
+        self._streams.pop(lease, None)
+        self._roster.lose(lease, reason, now_s=self.now_s)
+        self._publish()
+
+    # Load, gateways
+
+    def report_load(self, stream: int, report: wire.ReportLoadRequest) -> bool:
+        accepted = self.loads.report(
+            report.rank,
+            report.incarnation,
+            report.stats,
+            stream=stream,
+            sequence=report.sequence,
+            now_s=self.now_s,
+        )
+        if accepted:
+            self.load_watch.publish(self.loads.sequence)
+        return accepted
+
+    def rank_loads(self) -> list[wire.RankLoad]:
+        """By rank, with ages as of now."""
+        now_s = self.now_s
+        return [convert.rank_load(load, now_s=now_s) for _, load in sorted(self.loads.loads.items())]
+
+    def add_gateway(self, entry: wire.GatewayEntry) -> int:
+        number = self._roster.add_gateway(entry)
+        _log.info("gateway %s on %s watches", entry.name, entry.host)
+        self._publish()
+        return number
+
+    def remove_gateway(self, number: int, name: str) -> None:
+        self._roster.remove_gateway(number)
+        _log.info("gateway %s has gone", name)
+        self._publish()
+
+    # Time
+
+    def tick(self) -> Outcome:
+        """To be called at least once per heartbeat interval: expires leases and tells about the start."""
+        now_s = self.now_s
+        if now_s - self._ticked_s > self.timing.heartbeat_timeout_s / 2:
+            _log.warning("the head stood still for %.1f s", now_s - self._ticked_s)
+            self._roster.excuse_silence(now_s)
+        self._ticked_s = now_s
+        for lease, reason in self._roster.expire(now_s):
+            error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
+            self._end_stream(lease, error)
+        poll = self._startup.poll(self._roster.ranks, tuple(self._rejections), now_s)
+        if poll.outcome is Outcome.EXPIRED:
+            _log.error("%s", poll.line)
+            self._end_all_streams(
+                RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, poll.line or "", reason="STARTUP_TIMEOUT")
+            )
+        elif poll.line is not None:
+            _log.info("%s", poll.line)
+        self._publish()
+        return poll.outcome
+
+    def close(self) -> None:
+        """Ends all streams and watches; their callers dial again."""
+        self._end_all_streams(head_stopping())
+        self.roster_watch.close()
+        self.load_watch.close()
+
+    # Internals
+
+    def _end_stream(self, lease: Lease, error: RpcError) -> None:
+        outbox = self._streams.pop(lease, None)
+        if outbox is not None:
+            outbox.end(error)
+
+    def _end_all_streams(self, error: RpcError) -> None:
+        for lease in list(self._streams):
+            self._end_stream(lease, error)
+
+    def _tell_rejection(self, hello: Introduction, rejection: Rejection) -> None:
+        wanted = "any rank" if hello.rank is None else f"rank {hello.rank}"
+        line = f"{hello.host or 'unnamed host'} pid {hello.pid} for {wanted}: {rejection}"
+        if line not in self._rejections:
+            self._rejections.append(line)
+        _log.warning("turned away %s", line)
+
+    def _publish(self) -> None:
+        """Tells the watchers what has changed since the last call, if anything."""
+        for change in self._roster.take_changes():
+            self._apply(change)
+        if self.roster_watch.value.sequence != self._roster.sequence:
+            self.roster_watch.publish(self._roster_message())
+        if self.load_watch.value != self.loads.sequence:
+            self.load_watch.publish(self.loads.sequence)
+
+    def _apply(self, change: Change) -> None:
+        rank, before, after = change.after.rank, change.before, change.after
+        engine = after.engine or before.engine
+        where = f" on {engine.host} (pid {engine.pid})" if engine is not None else ""
+        level = logging.WARNING if after.state is RankState.LOST else logging.INFO
+        _log.log(level, "rank %d%s: %s -> %s: %s", rank, where, before.state.value, after.state.value, after.reason)
+        if not after.state.is_live:
+            self.loads.remove(rank)
+        if (before.state is RankState.READY) != (after.state is RankState.READY):
+            self._on_serving(rank, after.state is RankState.READY)
+
+    def _roster_message(self) -> wire.Roster:
+        roster = self._roster
+        return wire.Roster(
+            sequence=roster.sequence,
+            head_incarnation=self.incarnation,
+            epoch=1,  # grows with the first regroup of a lockstep group; independent ranks have one epoch
+            deployment_id=self.rules.deployment_id,
+            data_parallel_size=self.rules.data_parallel_size,
+            ranks=[convert.rank_entry(record, wall_offset_s=self.wall_offset_s) for record in roster.ranks],
+            gateways=roster.gateways,
+        )

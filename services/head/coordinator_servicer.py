@@ -1,0 +1,98 @@
+"""CoordinatorService: the async shell around the load table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from muster import v1 as wire
+
+from services.head.control_plane import ControlPlane
+from services.head.errors import invalid
+from services.rpc.errors import RpcError
+
+DEFAULT_MIN_INTERVAL_S = 0.1
+LEAST_MIN_INTERVAL_S = 0.01
+DEFAULT_HEARTBEAT_INTERVAL_S = 5.0
+MOST_INTERVAL_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WatchIntervals:
+    """How often one watcher wants to hear, in seconds."""
+
+    min_s: float
+    heartbeat_s: float
+
+
+class CoordinatorServicer(wire.CoordinatorServiceServicer):
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+
+    async def ReportLoad(
+        self, request_iterator: AsyncIterator[wire.ReportLoadRequest], context: Any
+    ) -> wire.ReportLoadResponse:
+        stream = self._control.loads.open_stream()
+        num_accepted = 0
+        size = self._control.rules.data_parallel_size
+        async for report in request_iterator:
+            if report.rank >= size:
+                raise invalid("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
+            num_accepted += self._control.report_load(stream, report)
+        return wire.ReportLoadResponse(accepted_reports=num_accepted)
+
+    async def WatchLoad(self, request: wire.WatchLoadRequest, context: Any) -> AsyncIterator[wire.WatchLoadResponse]:
+        intervals = parse_intervals(request)
+        watch, version = self._control.load_watch, 0
+        while True:
+            is_heartbeat = not await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
+            version = watch.version
+            yield wire.WatchLoadResponse(
+                sequence=watch.value,
+                head_incarnation=self._control.incarnation,
+                loads=self._control.rank_loads(),
+                heartbeat=is_heartbeat,
+            )
+            await watch.rest(intervals.min_s)
+
+    async def SyncWave(
+        self, request_iterator: AsyncIterator[wire.SyncWaveRequest], context: Any
+    ) -> AsyncIterator[wire.SyncWaveResponse]:
+        raise RpcError(
+            grpc.StatusCode.UNIMPLEMENTED,
+            "SyncWave is not served yet: this head coordinates ranks that compute independently. Dense models"
+            " never need it; mixture-of-experts models run with --data-parallel-size 1",
+            reason="SYNC_WAVE_UNIMPLEMENTED",
+        )
+        yield  # makes this a stream
+
+    async def _changes(self, version: int, timeout_s: float) -> bool:
+        """True when the loads are newer than `version`, False when nothing changed for that long."""
+        try:
+            async with asyncio.timeout(max(0.0, timeout_s)):
+                await self._control.load_watch.newer_than(version)
+        except TimeoutError:
+            return False
+        return True
+
+
+def parse_intervals(request: wire.WatchLoadRequest) -> WatchIntervals:
+    """The intervals with their defaults; raises RpcError naming the field that is out of its range."""
+    min_s, heartbeat_s = DEFAULT_MIN_INTERVAL_S, DEFAULT_HEARTBEAT_INTERVAL_S
+    if request.HasField("min_interval"):
+        min_s = request.min_interval.ToNanoseconds() / 1e9
+        if not LEAST_MIN_INTERVAL_S <= min_s <= MOST_INTERVAL_S:
+            raise invalid(
+                "min_interval", f"{min_s:g} s is not between {LEAST_MIN_INTERVAL_S} s and {MOST_INTERVAL_S:g} s"
+            )
+    if request.HasField("heartbeat_interval"):
+        heartbeat_s = request.heartbeat_interval.ToNanoseconds() / 1e9
+        if not min_s <= heartbeat_s <= MOST_INTERVAL_S:
+            raise invalid(
+                "heartbeat_interval",
+                f"{heartbeat_s:g} s is not between min_interval ({min_s:g} s) and {MOST_INTERVAL_S:g} s",
+            )
+    return WatchIntervals(min_s, max(min_s, heartbeat_s))

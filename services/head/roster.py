@@ -1,0 +1,311 @@
+"""Who is in the deployment: one state machine per rank. Pure; the clock is handed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from muster import v1 as wire
+
+from services.head.admission import (
+    Fault,
+    Introduction,
+    Mismatch,
+    Offer,
+    Rejection,
+    Rules,
+    check_introduction,
+    check_offer,
+)
+
+
+class RankState(Enum):
+    """The life of one rank; a rank has a lease exactly while it is live."""
+
+    MISSING = "missing"
+    JOINING = "joining"
+    READY = "ready"
+    DRAINING = "draining"
+    LOST = "lost"
+
+    @property
+    def is_live(self) -> bool:
+        return self in (RankState.JOINING, RankState.READY, RankState.DRAINING)
+
+    @property
+    def is_serving(self) -> bool:
+        return self in (RankState.READY, RankState.DRAINING)
+
+
+class Phase(Enum):
+    """What an engine is busy with."""
+
+    UNSPECIFIED = "unknown phase"
+    STARTING = "starting"
+    LOADING_WEIGHTS = "loading weights"
+    FITTING_CACHE = "fitting cache"
+    WARMING_UP = "warming up"
+    SERVING = "serving"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right of one Register stream to speak for a rank. Numbers never repeat within a head."""
+
+    number: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank at one instant. Times are in seconds of the clock that was handed in."""
+
+    rank: int
+    since_s: float
+    state: RankState = RankState.MISSING
+    lease: Lease | None = None
+    engine: Introduction | None = None
+    offer: Offer | None = None
+    phase: Phase = Phase.UNSPECIFIED
+    phase_done: int = 0
+    phase_total: int = 0
+    heard_s: float = 0.0
+    ready_deadline_s: float = 0.0
+    reason: str = "no engine has registered"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A rank went from one state to another."""
+
+    before: RankRecord
+    after: RankRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The answer to Hello. `superseded` is the lease whose stream has to end."""
+
+    lease: Lease
+    protocol: int
+    superseded: Lease | None
+
+
+class LeaseEnded(Exception):
+    """The lease was taken over or expired before this frame came."""
+
+
+class EngineHung(Exception):
+    """The engine's process answers, but its step loop does not turn."""
+
+
+class Roster:
+    """All ranks of the deployment. Every method leaves it consistent or raises without changing anything,
+    except where the docstring says that the caller's own rank changes.
+    """
+
+    def __init__(self, rules: Rules, *, heartbeat_timeout_s: float, now_s: float) -> None:
+        if rules.data_parallel_size < 1:
+            raise ValueError(f"data_parallel_size must be at least 1, not {rules.data_parallel_size}")
+        self.rules = rules
+        self.sequence = 1
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._ranks = [RankRecord(rank, now_s) for rank in range(rules.data_parallel_size)]
+        self._gateways: dict[int, wire.GatewayEntry] = {}
+        self._num_leases = 0
+        self._num_watches = 0
+        self._changes: list[Change] = []
+
+    @property
+    def ranks(self) -> tuple[RankRecord, ...]:
+        return tuple(self._ranks)
+
+    @property
+    def gateways(self) -> tuple[wire.GatewayEntry, ...]:
+        """One per name: a gateway that redials is not two, even before its old stream is noticed broken."""
+        return tuple({entry.name: entry for entry in self._gateways.values()}.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """True while every rank is READY."""
+        return all(record.state is RankState.READY for record in self._ranks)
+
+    def take_changes(self) -> list[Change]:
+        """The state changes since the last call, oldest first."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    # Frames of one Register stream
+
+    def join(self, hello: Introduction, *, ready_deadline_s: float, now_s: float) -> Joined:
+        """Hello: grants a lease on the rank, or raises Rejection."""
+        protocol = check_introduction(hello, self.rules)
+        record = self._ranks[self._choose_rank(hello) if hello.rank is None else hello.rank]
+        if record.state.is_live:
+            self._check_takeover(hello, record)
+        self._num_leases += 1
+        lease = Lease(self._num_leases, record.rank)
+        self._put(
+            RankRecord(
+                rank=record.rank,
+                since_s=now_s,
+                state=RankState.JOINING,
+                lease=lease,
+                engine=hello,
+                phase=Phase.STARTING,
+                heard_s=now_s,
+                ready_deadline_s=ready_deadline_s,
+                reason="taken over by a newer process" if record.state.is_live else "registered",
+            )
+        )
+        return Joined(lease, protocol, record.lease)
+
+    def progress(self, lease: Lease, phase: Phase, done: int, total: int, *, now_s: float) -> None:
+        record = self._held(lease)
+        if record.state is not RankState.JOINING:
+            raise _out_of_order("Progress", "before Ready")
+        self._put(replace(record, phase=phase, phase_done=done, phase_total=total, heard_s=now_s))
+
+    def ready(self, lease: Lease, offer: Offer, *, now_s: float) -> None:
+        """Ready: the rank serves from now on. Raises Rejection when it serves something else than the others."""
+        record = self._held(lease)
+        if record.state is not RankState.JOINING:
+            raise _out_of_order("Ready", "once, after Welcome")
+        served = next((other.offer for other in self._ranks if other.state.is_serving), None)
+        check_offer(offer, served)
+        self._put(
+            replace(
+                record,
+                state=RankState.READY,
+                since_s=now_s,
+                offer=offer,
+                phase=Phase.SERVING,
+                phase_done=0,
+                phase_total=0,
+                heard_s=now_s,
+                reason="ready",
+            )
+        )
+
+    def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool, now_s: float) -> None:
+        """Renews the lease. A step loop that stands still makes the rank LOST and raises EngineHung."""
+        record = self._held(lease)
+        if record.state.is_serving and loop_idle_s > self._heartbeat_timeout_s:
+            reason = f"the step loop has not turned for {loop_idle_s:.1f} s"
+            self.lose(lease, reason, now_s=now_s)
+            raise EngineHung(reason)
+        state = record.state
+        if state.is_serving:
+            state = RankState.DRAINING if draining else RankState.READY
+        if state is record.state:
+            self._ranks[record.rank] = replace(record, heard_s=now_s)  # nothing that a watcher could see
+            return
+        reason = "draining" if draining else "drain taken back"
+        self._put(replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason))
+
+    def leave(self, lease: Lease, reason: str, *, now_s: float) -> None:
+        """Goodbye, or a rejected Ready: the rank is MISSING again. Does nothing when the lease has ended."""
+        if self.holds(lease):
+            self._put(RankRecord(lease.rank, now_s, reason=reason))
+
+    def lose(self, lease: Lease, reason: str, *, now_s: float) -> None:
+        """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended."""
+        if self.holds(lease):
+            record = self._ranks[lease.rank]
+            self._put(replace(record, state=RankState.LOST, lease=None, since_s=now_s, reason=reason))
+
+    def holds(self, lease: Lease) -> bool:
+        return self._ranks[lease.rank].lease == lease
+
+    # Time
+
+    def expire(self, now_s: float) -> list[tuple[Lease, str]]:
+        """Makes ranks LOST that are silent or late, and returns their leases with the reason."""
+        expired = []
+        for record in self._ranks:
+            lease, silent_s = record.lease, now_s - record.heard_s
+            if lease is None:
+                continue
+            if silent_s > self._heartbeat_timeout_s:
+                reason = f"no heartbeat for {silent_s:.1f} s"
+            elif record.state is RankState.JOINING and now_s > record.ready_deadline_s:
+                reason = f"not ready in time; it was {record.phase.value}"
+            else:
+                continue
+            self.lose(lease, reason, now_s=now_s)
+            expired.append((lease, reason))
+        return expired
+
+    def excuse_silence(self, now_s: float) -> None:
+        """Renews all leases: the head itself stood still, so the silence says nothing about the engines."""
+        self._ranks = [replace(record, heard_s=now_s) if record.state.is_live else record for record in self._ranks]
+
+    # Gateways
+
+    def add_gateway(self, entry: wire.GatewayEntry) -> int:
+        """Lists a gateway for as long as its watch lasts; the returned number removes it."""
+        self._num_watches += 1
+        self._gateways[self._num_watches] = entry
+        self.sequence += 1
+        return self._num_watches
+
+    def remove_gateway(self, number: int) -> None:
+        if self._gateways.pop(number, None) is not None:
+            self.sequence += 1
+
+    # Internals
+
+    def _held(self, lease: Lease) -> RankRecord:
+        if not self.holds(lease):
+            raise LeaseEnded(f"the lease of rank {lease.rank} has ended: {self._ranks[lease.rank].reason}")
+        return self._ranks[lease.rank]
+
+    def _put(self, record: RankRecord) -> None:
+        before = self._ranks[record.rank]
+        self._ranks[record.rank] = record
+        self.sequence += 1
+        if before.state is not record.state or before.lease != record.lease:
+            self._changes.append(Change(before, record))
+
+    def _choose_rank(self, hello: Introduction) -> int:
+        """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one."""
+        free = [record for record in self._ranks if not record.state.is_live]
+        if not free:
+            raise Rejection(
+                Fault.FULL,
+                "NO_FREE_RANK",
+                f"all {len(self._ranks)} ranks are taken",
+                (Mismatch("rank", "no free rank", "any", "start fewer engines or raise --data-parallel-size"),),
+            )
+
+        def preference(record: RankRecord) -> tuple[bool, bool, int]:
+            was_mine = record.engine is not None and record.engine.is_same_process(hello)
+            return not was_mine, record.state is RankState.LOST, record.rank
+
+        return min(free, key=preference).rank
+
+    def _check_takeover(self, hello: Introduction, record: RankRecord) -> None:
+        holder = record.engine
+        assert holder is not None, "a live rank has an engine"
+        # The same process may come back before its broken stream is noticed; a newer one is its restart.
+        if hello.incarnation > holder.incarnation or hello.is_same_process(holder):
+            return
+        difference = Mismatch(
+            "rank",
+            f"rank {record.rank} {record.state.value} on {holder.host} (pid {holder.pid})",
+            f"rank {record.rank} on {hello.host} (pid {hello.pid}), not newer",
+            "start this engine with a rank of its own, or stop the other one",
+        )
+        raise Rejection(Fault.TAKEN, "RANK_TAKEN", f"rank {record.rank} is taken", (difference,))
+
+
+def _out_of_order(frame: str, when: str) -> Rejection:
+    return frame_out_of_order(frame, f"{frame} comes {when}")
+
+
+def frame_out_of_order(frame: str, message: str) -> Rejection:
+    """The rejection of a frame that may not come now."""
+    difference = Mismatch(
+        "frame", "another frame to expect", frame, "follow the order Hello, Progress, Ready, Heartbeat"
+    )
+    return Rejection(Fault.INVALID, "FRAME_OUT_OF_ORDER", message, (difference,))

@@ -1,0 +1,133 @@
+"""The head process: one port, three services, and the watch over the deployment's start."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from muster import v1 as wire
+
+from services.head.admin_servicer import AdminServicer
+from services.head.admission import Rules
+from services.head.control_plane import ControlPlane, Timing
+from services.head.coordinator_servicer import CoordinatorServicer
+from services.head.errors import head_error_table
+from services.head.rendezvous_servicer import RendezvousServicer
+from services.head.startup import Outcome
+from services.rpc.identity import new_incarnation
+from services.rpc.runtime import stop_event
+from services.rpc.server import ListenError, RpcServer
+from services.version import PROTOCOL_MAX, PROTOCOL_MIN, __version__
+
+_log = logging.getLogger(__name__)
+
+RENDEZVOUS_SERVICE = "muster.v1.RendezvousService"
+COORDINATOR_SERVICE = "muster.v1.CoordinatorService"
+ADMIN_SERVICE = "muster.v1.AdminService"
+
+_LISTEN_FLAGS = "--data-parallel-address/--data-parallel-rpc-port"
+# Streams are ended by the head itself; the grace only lets their last frames out.
+_STOP_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """`configuration` holds the settings that every rank must share, key = flag name without dashes in front.
+
+    `host` and `port` are bound (port 0 takes a free one), and `unix_path` beside them. `local_ranks` are started
+    by this node's launcher; it only makes the progress lines more helpful.
+    """
+
+    deployment_id: str
+    data_parallel_size: int
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    unix_path: Path | None = None
+    ready_timeout_s: float = 600.0
+    heartbeat_interval_s: float = 2.0
+    heartbeat_timeout_s: float = 10.0
+    local_ranks: range | None = None
+
+
+async def run_head(options: HeadOptions, *, on_listening: Callable[[list[str]], None]) -> int:
+    """Runs until SIGTERM or SIGINT (0), or until the start fails (1).
+
+    `on_listening` gets the gRPC targets, the Unix socket first, once the head serves.
+    """
+    stop = stop_event()
+    server = RpcServer(error_tables=[head_error_table])
+    control = _build_control_plane(options, server)
+    try:
+        targets = _listen(server, options)
+    except ListenError as error:
+        _log.error("the head cannot start: %s", error)
+        await server.stop(0)
+        return 1
+    await server.start()
+    for name in ("", RENDEZVOUS_SERVICE, COORDINATOR_SERVICE, ADMIN_SERVICE):
+        server.set_serving(name, True)
+    _log.info("head of deployment %s listens on %s", options.deployment_id, ", ".join(targets))
+    on_listening(targets)
+    try:
+        return await _watch_over(control, stop, interval_s=options.heartbeat_interval_s / 4)
+    finally:
+        server.set_all_not_serving()
+        control.close()
+        await server.stop(_STOP_GRACE_S)
+
+
+def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlane:
+    rules = Rules(
+        deployment_id=options.deployment_id,
+        data_parallel_size=options.data_parallel_size,
+        protocol_min=PROTOCOL_MIN,
+        protocol_max=PROTOCOL_MAX,
+        product_version=__version__,
+        configuration=options.configuration,
+    )
+    timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
+    control = ControlPlane(
+        rules,
+        timing,
+        incarnation=new_incarnation(),
+        local_ranks=options.local_ranks,
+        on_serving=lambda rank, serving: server.set_serving(rank_health_name(rank), serving),
+    )
+    for rank in range(options.data_parallel_size):
+        server.set_serving(rank_health_name(rank), False)
+    server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, RendezvousServicer(control))
+    server.add(COORDINATOR_SERVICE, wire.add_CoordinatorServiceServicer_to_server, CoordinatorServicer(control))
+    server.add(ADMIN_SERVICE, wire.add_AdminServiceServicer_to_server, AdminServicer(control))
+    return control
+
+
+def rank_health_name(rank: int) -> str:
+    """The name under which the head's health service tells whether a rank is READY."""
+    return f"muster.v1.EngineService/rank-{rank}"
+
+
+def _listen(server: RpcServer, options: HeadOptions) -> list[str]:
+    targets = []
+    if options.unix_path is not None:
+        targets.append(server.listen_unix(options.unix_path))
+    port = server.listen_tcp(options.host, options.port, flags=_LISTEN_FLAGS)
+    bare = options.host.removeprefix("[").removesuffix("]")
+    targets.append(f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}")
+    return targets
+
+
+async def _watch_over(control: ControlPlane, stop: asyncio.Event, *, interval_s: float) -> int:
+    while not stop.is_set():
+        if control.tick() is Outcome.EXPIRED:
+            return 1
+        try:
+            async with asyncio.timeout(interval_s):
+                await stop.wait()
+        except TimeoutError:
+            continue
+    _log.info("the head stops")
+    return 0
