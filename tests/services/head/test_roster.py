@@ -1,0 +1,255 @@
+"""The state machine of each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from muster import v1 as wire
+
+from services.head.admission import Fault, Rejection
+from services.head.roster import EngineHung, Joined, Lease, LeaseEnded, Phase, RankState, Roster
+from tests.services.head.factories import introduction, offer, rules
+
+TIMEOUT_S = 10.0
+
+
+class Scene:
+    """A roster with a clock in hand."""
+
+    def __init__(self, size: int = 3) -> None:
+        self.now_s = 0.0
+        self.roster = Roster(rules(data_parallel_size=size), heartbeat_timeout_s=TIMEOUT_S, now_s=0.0)
+
+    def join(self, rank: int | None = 0, **changes: object) -> Joined:
+        engine = introduction(rank=rank, data_parallel_size=None, **changes)
+        return self.roster.join(engine, ready_deadline_s=self.now_s + 60.0, now_s=self.now_s)
+
+    def ready(self, lease: Lease, **changes: Any) -> None:
+        self.roster.ready(lease, offer(**changes), now_s=self.now_s)
+
+    def serve(self, rank: int = 0, **changes: object) -> Lease:
+        lease = self.join(rank, **changes).lease
+        self.ready(lease)
+        return lease
+
+    def beat(self, lease: Lease, *, loop_idle_s: float = 0.0, draining: bool = False) -> None:
+        self.roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, now_s=self.now_s)
+
+    def states(self) -> list[RankState]:
+        return [record.state for record in self.roster.ranks]
+
+
+def test_an_engine_goes_from_missing_to_ready() -> None:
+    scene = Scene()
+    assert scene.states() == [RankState.MISSING] * 3
+    lease = scene.join(1).lease
+    assert lease.rank == 1
+    scene.roster.progress(lease, Phase.LOADING_WEIGHTS, 3, 9, now_s=1.0)
+    record = scene.roster.ranks[1]
+    assert (record.state, record.phase, record.phase_done, record.phase_total) == (
+        RankState.JOINING,
+        Phase.LOADING_WEIGHTS,
+        3,
+        9,
+    )
+    scene.ready(lease)
+    record = scene.roster.ranks[1]
+    assert (record.state, record.phase) == (RankState.READY, Phase.SERVING)
+    assert record.offer is not None
+    assert not scene.roster.is_complete
+
+
+def test_ready_may_follow_hello_at_once() -> None:
+    scene = Scene(size=1)
+    scene.serve()
+    assert scene.roster.is_complete
+
+
+def test_changes_are_told_once_and_in_order() -> None:
+    scene = Scene(size=1)
+    lease = scene.serve()
+    scene.roster.leave(lease, "left", now_s=1.0)
+    changes = scene.roster.take_changes()
+    assert [change.after.state for change in changes] == [RankState.JOINING, RankState.READY, RankState.MISSING]
+    assert scene.roster.take_changes() == []
+
+
+def test_draining_is_told_by_heartbeats_and_can_be_taken_back() -> None:
+    scene = Scene(size=1)
+    lease = scene.serve()
+    scene.beat(lease, draining=True)
+    assert scene.states() == [RankState.DRAINING]
+    scene.beat(lease, draining=False)
+    assert scene.states() == [RankState.READY]
+
+
+def test_a_heartbeat_that_changes_nothing_is_no_news() -> None:
+    scene = Scene(size=1)
+    lease = scene.serve()
+    sequence = scene.roster.sequence
+    scene.beat(lease)
+    assert scene.roster.sequence == sequence
+
+
+def test_goodbye_frees_the_rank_and_a_broken_stream_loses_it() -> None:
+    scene = Scene()
+    left, broken = scene.serve(0), scene.serve(1)
+    scene.roster.leave(left, "left: SIGTERM", now_s=1.0)
+    scene.roster.lose(broken, "the stream broke", now_s=1.0)
+    assert scene.states() == [RankState.MISSING, RankState.LOST, RankState.MISSING]
+    gone, lost = scene.roster.ranks[0], scene.roster.ranks[1]
+    assert gone.engine is None
+    assert gone.reason == "left: SIGTERM"
+    assert lost.engine is not None
+    assert lost.engine.host == "node1"
+
+
+def test_a_silent_rank_is_lost_after_the_deadline_and_not_before() -> None:
+    scene = Scene(size=2)
+    silent, loud = scene.serve(0), scene.serve(1)
+    scene.now_s = TIMEOUT_S
+    scene.beat(loud)
+    assert scene.roster.expire(TIMEOUT_S) == []
+    assert [lease for lease, _ in scene.roster.expire(TIMEOUT_S + 0.1)] == [silent]
+    assert scene.states() == [RankState.LOST, RankState.READY]
+    assert "no heartbeat for 10.1 s" in scene.roster.ranks[0].reason
+
+
+def test_a_joining_rank_is_lost_when_it_is_silent_or_not_ready_in_time() -> None:
+    scene = Scene(size=2)
+    slow = scene.join(0).lease
+    scene.join(1)
+    for now_s in range(1, 61, 5):
+        scene.now_s = float(now_s)
+        scene.beat(slow, loop_idle_s=99.0)  # a loop that has not started yet does not count
+        scene.roster.expire(scene.now_s)
+    assert scene.states() == [RankState.JOINING, RankState.LOST]
+    scene.now_s = 60.5
+    scene.beat(slow)
+    scene.roster.expire(60.5)
+    assert scene.states() == [RankState.LOST, RankState.LOST]
+    assert "not ready in time; it was starting" in scene.roster.ranks[0].reason
+
+
+def test_a_hung_step_loop_makes_the_rank_lost() -> None:
+    scene = Scene(size=1)
+    lease = scene.serve()
+    scene.beat(lease, loop_idle_s=TIMEOUT_S)
+    assert scene.states() == [RankState.READY]
+    with pytest.raises(EngineHung, match=r"10\.5 s"):
+        scene.beat(lease, loop_idle_s=10.5)
+    assert scene.states() == [RankState.LOST]
+    with pytest.raises(LeaseEnded):
+        scene.beat(lease)
+
+
+def test_a_head_that_stood_still_blames_nobody() -> None:
+    scene = Scene(size=1)
+    scene.serve()
+    scene.roster.excuse_silence(100.0)
+    assert scene.roster.expire(100.0 + TIMEOUT_S) == []
+    assert scene.states() == [RankState.READY]
+
+
+def test_a_newer_incarnation_takes_the_rank_over() -> None:
+    scene = Scene()
+    old = scene.serve(0, incarnation=10)
+    joined = scene.join(0, incarnation=11, pid=101)
+    assert joined.superseded == old
+    assert scene.states()[0] is RankState.JOINING
+    with pytest.raises(LeaseEnded):
+        scene.beat(old)
+    scene.roster.lose(old, "late news of the old stream", now_s=1.0)
+    scene.roster.leave(old, "late goodbye", now_s=1.0)
+    assert scene.roster.holds(joined.lease)
+
+
+@pytest.mark.parametrize("incarnation", [10, 9])
+def test_a_live_rank_is_not_given_to_another_process(incarnation: int) -> None:
+    scene = Scene()
+    lease = scene.serve(0, incarnation=10)
+    before = scene.roster.ranks
+    with pytest.raises(Rejection) as caught:
+        scene.join(0, incarnation=incarnation, pid=999, host="node2")
+    assert caught.value.fault is Fault.TAKEN
+    assert "node1 (pid 100)" in str(caught.value)
+    assert "node2 (pid 999)" in str(caught.value)
+    assert scene.roster.ranks == before
+    assert scene.roster.holds(lease)
+
+
+def test_the_same_process_may_redial_before_its_broken_stream_is_noticed() -> None:
+    scene = Scene()
+    old = scene.serve(0)
+    assert scene.join(0).superseded == old
+
+
+@pytest.mark.parametrize("incarnation", [9, 10, 11])
+def test_a_lost_rank_takes_whoever_comes(incarnation: int) -> None:
+    """Clocks of two nodes may differ, and nobody holds a lost rank."""
+    scene = Scene()
+    scene.roster.lose(scene.serve(0, incarnation=10), "the stream broke", now_s=1.0)
+    assert scene.join(0, incarnation=incarnation).superseded is None
+    assert scene.states()[0] is RankState.JOINING
+
+
+def test_any_rank_prefers_ranks_that_nobody_had() -> None:
+    scene = Scene()
+    scene.roster.lose(scene.serve(0), "the stream broke", now_s=1.0)
+    assert [scene.join(None, pid=pid).lease.rank for pid in (201, 202, 203)] == [1, 2, 0]
+    with pytest.raises(Rejection) as caught:
+        scene.join(None, pid=204)
+    assert caught.value.fault is Fault.FULL
+    assert caught.value.reason == "NO_FREE_RANK"
+
+
+def test_any_rank_gives_a_process_its_own_rank_back() -> None:
+    scene = Scene()
+    scene.join(None, pid=201)
+    second = scene.join(None, pid=202)
+    scene.roster.lose(second.lease, "the stream broke", now_s=1.0)
+    assert scene.join(None, pid=202).lease.rank == second.lease.rank == 1
+
+
+def test_ready_must_match_the_ranks_that_serve_and_only_those() -> None:
+    scene = Scene()
+    first = scene.serve(0)
+    other = scene.join(1).lease
+    before = scene.roster.ranks
+    with pytest.raises(Rejection, match=r"model\.fingerprint"):
+        scene.ready(other, fingerprint="beef")
+    assert scene.roster.ranks == before
+    scene.roster.leave(first, "left", now_s=1.0)
+    scene.ready(other, fingerprint="beef")
+    assert scene.states()[1] is RankState.READY
+
+
+def test_frames_out_of_order_are_rejected_without_a_change() -> None:
+    scene = Scene()
+    lease = scene.serve(0)
+    before = scene.roster.ranks
+    with pytest.raises(Rejection, match="Ready comes once"):
+        scene.ready(lease)
+    with pytest.raises(Rejection, match="Progress comes before Ready"):
+        scene.roster.progress(lease, Phase.WARMING_UP, 1, 2, now_s=1.0)
+    assert scene.roster.ranks == before
+
+
+def test_gateways_are_listed_while_they_watch_once_per_name() -> None:
+    scene = Scene()
+    sequence = scene.roster.sequence
+    old = scene.roster.add_gateway(wire.GatewayEntry(name="g1", pid=1))
+    new = scene.roster.add_gateway(wire.GatewayEntry(name="g1", pid=2))
+    assert [entry.pid for entry in scene.roster.gateways] == [2]
+    scene.roster.remove_gateway(old)
+    assert [entry.pid for entry in scene.roster.gateways] == [2]
+    scene.roster.remove_gateway(new)
+    scene.roster.remove_gateway(new)
+    assert scene.roster.gateways == ()
+    assert scene.roster.sequence == sequence + 4
+
+
+def test_a_deployment_has_at_least_one_rank() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        Roster(rules(data_parallel_size=0), heartbeat_timeout_s=1.0, now_s=0.0)
