@@ -1,0 +1,202 @@
+"""Every flag of `muster serve`, `head`, `engine` and `gateway`, written once.
+
+Names and meanings are those of vLLM where the meaning is the same.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.cli import flag_values as values
+from services.cli.flag import Flag
+
+MODEL = "Model"
+PARALLEL = "Data parallelism"
+SERVER = "Server"
+MEMORY = "Scheduling and memory"
+OPERATION = "Starting, stopping, failing"
+LOGGING = "Logging"
+CONNECTION = "Connection"
+
+DEFAULT_RPC_PORT = 29550
+
+SERVED_MODEL_NAME = Flag(
+    "--served-model-name", MODEL, "Names that clients may ask for, the preferred first.", values.text,
+    (), metavar="NAME", several=True, shown_default="the name of the checkpoint",
+)  # fmt: skip
+DTYPE = Flag(
+    "--dtype", MODEL, "Number format of the computation: auto, float32, bfloat16 or float16.",
+    values.one_of("auto", "float32", "bfloat16", "float16"), "auto",
+)  # fmt: skip
+DEVICE = Flag(
+    "--device", MODEL, "Where the engines compute: auto, cpu or cuda.", values.one_of("auto", "cpu", "cuda"), "auto",
+)  # fmt: skip
+LOAD_FORMAT = Flag(
+    "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
+    values.one_of("auto", "dummy"), "auto", metavar="FORMAT",
+)  # fmt: skip
+SEED = Flag("--seed", MODEL, "Seed of everything random that a request does not seed itself.",
+            values.whole_number(0, 2**63 - 1), 0)  # fmt: skip
+MAX_MODEL_LEN = Flag(
+    "--max-model-len", MODEL, "Longest prompt plus answer.", values.whole_number(1), unit="tokens",
+    metavar="TOKENS", shown_default="the checkpoint's",
+)  # fmt: skip
+MODEL_CACHE = Flag(
+    "--model-cache", MODEL, "Where the default model is kept.", values.path, Path("~/.cache/muster").expanduser(),
+    metavar="DIRECTORY", shown_default="~/.cache/muster", short_variable="MUSTER_CACHE",
+)  # fmt: skip
+
+DATA_PARALLEL_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks over all nodes.",
+                          values.whole_number(1, 4096), 1, short="-dp", metavar="N")  # fmt: skip
+DATA_PARALLEL_SIZE_LOCAL = Flag(
+    "--data-parallel-size-local", PARALLEL, "Ranks on this node; 0 on a head that only serves the API.",
+    values.whole_number(0, 4096), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
+)  # fmt: skip
+DATA_PARALLEL_START_RANK = Flag(
+    "--data-parallel-start-rank", PARALLEL, "First rank of a --headless node.", values.whole_number(0), short="-dpr",
+    metavar="RANK", shown_default="the head gives out free ranks",
+)  # fmt: skip
+DATA_PARALLEL_ADDRESS = Flag(
+    "--data-parallel-address", PARALLEL, "Address of the head, as other nodes reach it.", values.text, short="-dpa",
+    metavar="ADDRESS", shown_default="127.0.0.1",
+)  # fmt: skip
+DATA_PARALLEL_BIND_ADDRESS = Flag(
+    "--data-parallel-bind-address", PARALLEL,
+    "Address the head listens on, when that is not the one others reach it by.", values.text, metavar="ADDRESS",
+    shown_default="--data-parallel-address",
+)  # fmt: skip
+DATA_PARALLEL_RPC_PORT = Flag(
+    "--data-parallel-rpc-port", PARALLEL, "Port of the head; 0 takes a free one and says which.", values.port,
+    DEFAULT_RPC_PORT, short="-dpp",
+)  # fmt: skip
+HEADLESS = Flag("--headless", PARALLEL, "Run engines only; the head is on another node.", None, False)
+DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Name that keeps engines of other deployments out.", values.text,
+                     "default", metavar="NAME")  # fmt: skip
+ENGINE_HOST = Flag(
+    "--engine-host", PARALLEL, "Address the engines of a --headless node listen on.", values.text, metavar="ADDRESS",
+    shown_default="the one this node reaches the head by",
+)  # fmt: skip
+ENGINE_ADVERTISE_HOST = Flag(
+    "--engine-advertise-host", PARALLEL, "Address gateways reach these engines by.", values.text, metavar="ADDRESS",
+    shown_default="--engine-host",
+)  # fmt: skip
+API_SERVER_COUNT = Flag("--api-server-count", PARALLEL, "Number of gateways; they share the ports.",
+                        values.whole_number(0, 256), short="-asc", metavar="N", shown_default="1")  # fmt: skip
+
+HOST = Flag("--host", SERVER, "Address to listen on; 0.0.0.0 or :: for all.", values.text, "127.0.0.1",
+            metavar="ADDRESS")  # fmt: skip
+PORT = Flag("--port", SERVER, "HTTP port; 0 takes a free one and says which.", values.port, 8000)
+GRPC_PORT = Flag("--grpc-port", SERVER, "gRPC port of the gateways; 0 takes a free one.", values.port, 8001)
+API_KEY = Flag(
+    "--api-key", SERVER, "Keys that clients must send, as a bearer token or x-api-key.", values.text, (),
+    metavar="KEY", several=True, secret=True, shown_default="everybody may",
+)  # fmt: skip
+REQUEST_TIMEOUT = Flag(
+    "--request-timeout", SERVER, "Longest time one request may take.", values.positive_seconds, metavar="SECONDS",
+    shown_default="no limit",
+)  # fmt: skip
+
+MAX_NUM_SEQS = Flag("--max-num-seqs", MEMORY, "Most sequences in one step of a rank.", values.whole_number(1), 64,
+                    metavar="N", unit="sequences")  # fmt: skip
+MAX_NUM_BATCHED_TOKENS = Flag("--max-num-batched-tokens", MEMORY, "Most tokens in one step of a rank.",
+                              values.whole_number(1), 512, metavar="N", unit="tokens")  # fmt: skip
+BLOCK_SIZE = Flag("--block-size", MEMORY, "Size of one block of the KV cache.", values.whole_number(1, 1024), 16,
+                  metavar="TOKENS", unit="tokens")  # fmt: skip
+NUM_BLOCKS = Flag("--num-blocks", MEMORY, "Blocks in the KV cache of a rank.", values.whole_number(2), metavar="N",
+                  shown_default="what fits into --kv-cache-memory")  # fmt: skip
+KV_CACHE_MEMORY = Flag("--kv-cache-memory", MEMORY, "Memory for the KV cache of a rank.", values.num_bytes,
+                       metavar="SIZE", shown_default="a share of what is free")  # fmt: skip
+ENABLE_PREFIX_CACHING = Flag("--enable-prefix-caching", MEMORY, "Reuse KV blocks of equal prompt beginnings.", None,
+                             True, negatable=True)  # fmt: skip
+MAX_NUM_QUEUED_REQS = Flag("--max-num-queued-reqs", MEMORY, "Most requests waiting on a rank; more get 429.",
+                           values.whole_number(1), 1024, metavar="N", unit="requests")  # fmt: skip
+NUM_THREADS = Flag(
+    "--num-threads", MEMORY, "Compute threads of a rank.", values.whole_number(1, 1024), metavar="N",
+    shown_default="(cores - 1) / local ranks, at least 1",
+)  # fmt: skip
+
+SHUTDOWN_TIMEOUT = Flag("--shutdown-timeout", OPERATION, "Time for running answers to finish after SIGTERM or Ctrl-C.",
+                        values.seconds, 30.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+READY_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time until all ranks must be ready.", values.positive_seconds,
+                     600.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEARTBEAT_INTERVAL = Flag("--heartbeat-interval", OPERATION, "How often engines renew their lease.",
+                          values.positive_seconds, 2.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEARTBEAT_TIMEOUT = Flag("--heartbeat-timeout", OPERATION, "Silence after which a rank counts as lost.",
+                         values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+RUNTIME_DIR = Flag(
+    "--runtime-dir", OPERATION, "Where a private directory for sockets is made.", values.path, metavar="DIRECTORY",
+    shown_default="$XDG_RUNTIME_DIR, else the temporary directory",
+)  # fmt: skip
+
+LOG_LEVEL = Flag("--log-level", LOGGING, "debug, info, warning or error.",
+                 values.one_of("debug", "info", "warning", "error"), "info", metavar="LEVEL")  # fmt: skip
+LOG_FORMAT = Flag("--log-format", LOGGING, "text for people, json for collectors.", values.one_of("text", "json"),
+                  "text", metavar="FORMAT")  # fmt: skip
+
+# Flags of one process, which the launcher sets; useful on their own in containers.
+HEAD_TARGET = Flag("--head-target", CONNECTION, "gRPC target of the head.", values.text,
+                   f"127.0.0.1:{DEFAULT_RPC_PORT}", metavar="TARGET")  # fmt: skip
+UNIX_PATH = Flag("--unix-path", CONNECTION, "Unix socket to listen on too.", values.path, metavar="PATH")
+BIND_HOST = Flag("--host", CONNECTION, "Address to listen on.", values.text, "127.0.0.1", metavar="ADDRESS")
+HEAD_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one.", values.port, DEFAULT_RPC_PORT)
+ENGINE_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one and registers it.", values.port, 0)
+ADVERTISE_HOST = Flag("--advertise-host", CONNECTION, "Address gateways reach this engine by.", values.text,
+                      metavar="ADDRESS", shown_default="--host")  # fmt: skip
+RANK = Flag("--rank", PARALLEL, "Global rank to take.", values.whole_number(0), metavar="RANK",
+            shown_default="any free one")  # fmt: skip
+EXPECTED_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks the head must have.", values.whole_number(1),
+                     short="-dp", metavar="N", shown_default="whatever the head has")  # fmt: skip
+ENGINE_DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Deployment to join.", values.text, "", metavar="NAME",
+                            shown_default="whatever the head runs")  # fmt: skip
+LOCAL = Flag("--local", PARALLEL, "This engine was started by the head's launcher.", None, False)
+LOCAL_RANKS = Flag("--local-ranks", PARALLEL, "Ranks kept for the head's own launcher.", values.ranks,
+                   metavar="FIRST-LAST")  # fmt: skip
+CONFIGURATION = Flag("--configuration", PARALLEL, "Settings every rank must have.", values.setting, (),
+                     metavar="KEY=VALUE", several=True)  # fmt: skip
+TARGETS_FILE = Flag("--targets-file", CONNECTION, "File that gets the targets listened on, one a line.", values.path,
+                    metavar="PATH")  # fmt: skip
+HTTP_FD = Flag("--http-fd", CONNECTION, "Listening sockets inherited from the launcher, instead of --host and --port.",
+               values.whole_number(3), (), metavar="FD", several=True)  # fmt: skip
+REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launcher's other gateways.", None, False)
+GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
+                    shown_default="host name and process id")  # fmt: skip
+
+SERVE = (
+    SERVED_MODEL_NAME, DTYPE, DEVICE, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_ADDRESS,
+    DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
+    API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
+    MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS,
+    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, RUNTIME_DIR, LOG_LEVEL, LOG_FORMAT,
+)  # fmt: skip
+HEAD = (
+    DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
+    READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+)  # fmt: skip
+ENGINE = (
+    SERVED_MODEL_NAME, DTYPE, DEVICE, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
+    HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
+    MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+)  # fmt: skip
+GATEWAY = (
+    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
+    SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+)  # fmt: skip
+URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
+CLIENT_KEY = Flag("--api-key", CONNECTION, "Key to send.", values.text, metavar="KEY", secret=True)
+CHAT_MODEL = Flag("--model", CONNECTION, "Model to ask.", values.text, metavar="NAME",
+                  shown_default="the first one served", short_variable="MUSTER_CHAT_MODEL")  # fmt: skip
+SYSTEM = Flag("--system", MODEL, "System prompt to begin with.", values.text, metavar="TEXT")
+TEMPERATURE = Flag("--temperature", MODEL, "0 always takes the likeliest token.", values.number(0.0, 2.0),
+                   metavar="NUMBER", shown_default="the model's")  # fmt: skip
+MAX_TOKENS = Flag("--max-tokens", MODEL, "Longest answer.", values.whole_number(1), metavar="TOKENS", unit="tokens",
+                  shown_default="what fits into the context")  # fmt: skip
+STATUS_TIMEOUT = Flag("--timeout", CONNECTION, "Longest wait for the head's answer.", values.positive_seconds, 5.0,
+                      metavar="SECONDS", unit="seconds")  # fmt: skip
+
+CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
+STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS)

@@ -1,0 +1,121 @@
+"""Texts of the command line as values. Every function raises ValueError with "is not …; give …"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+_SECONDS_BY_UNIT = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_BYTES_BY_UNIT = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "k": 2**10,
+    "m": 2**20,
+    "g": 2**30,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+}
+
+
+def text(value: str) -> str:
+    if not value:
+        raise ValueError("is empty; give a text or leave the flag out")
+    return value
+
+
+def path(value: str) -> Path:
+    return Path(text(value)).expanduser()
+
+
+def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    wanted = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
+
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError(f"is not a whole number; give {wanted}") from None
+        if number < minimum or (maximum is not None and number > maximum):
+            raise ValueError(f"is out of range; give {wanted}")
+        return number
+
+    return parse
+
+
+def port(value: str) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= 65535:
+        raise ValueError("is not a port; give 1 to 65535, or 0 for any free one")
+    return number
+
+
+def seconds(value: str) -> float:
+    """ "30", "30s", "500ms", "5m" or "1h" in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|)", value.strip().lower())
+    if found is None:
+        raise ValueError("is not a duration; give seconds such as 30, or 500ms, 5m, 1h")
+    return float(found[1]) * _SECONDS_BY_UNIT[found[2]]
+
+
+def positive_seconds(value: str) -> float:
+    duration = seconds(value)
+    if duration <= 0:
+        raise ValueError("is not a positive duration; give more than 0 seconds")
+    return duration
+
+
+def num_bytes(value: str) -> int:
+    """ "512MiB", "2GB", "2G" or a plain number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
+    if found is None or found[2] not in _BYTES_BY_UNIT:
+        raise ValueError("is not a size; give bytes, or a number with MiB, GiB, MB or GB")
+    size = int(float(found[1]) * _BYTES_BY_UNIT[found[2]])
+    if size <= 0:
+        raise ValueError("is not a positive size; give for example 512MiB")
+    return size
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"is not known; give {', '.join(choices[:-1])} or {choices[-1]}")
+        return value
+
+    return parse
+
+
+def ranks(value: str) -> range:
+    """ "0-3" or "2" as a range of global ranks."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
+        raise ValueError("is not a range of ranks; give for example 0-3, or 2")
+    return range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+def setting(value: str) -> tuple[str, str]:
+    """ "dtype=float32" as (key, value)."""
+    key, sign, rest = value.partition("=")
+    if not sign or not key:
+        raise ValueError("is not a setting; give KEY=VALUE, for example dtype=float32")
+    return key, rest
+
+
+def number(minimum: float, maximum: float) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        try:
+            found = float(value)
+        except ValueError:
+            raise ValueError(f"is not a number; give {minimum:g} to {maximum:g}") from None
+        if not minimum <= found <= maximum:
+            raise ValueError(f"is out of range; give {minimum:g} to {maximum:g}")
+        return found
+
+    return parse

@@ -1,0 +1,84 @@
+"""The sub-commands of `muster` and the flags of each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from services.cli import flag_table
+from services.cli.flag import Flag, HelpFormatter, Parser, add_flags
+from services.version import __version__
+
+_PRECEDENCE = "Every flag is also an environment variable; the command line wins over the environment."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="muster",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+        description="Serve large language models with data parallelism over a documented gRPC contract.",
+        epilog="Start with `muster serve`, then `muster chat`.",
+    )
+    parser.set_defaults(run=None, prog="muster")
+    parser.add_argument("--version", action="version", version=f"muster {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=Parser)
+    _add_servers(commands)
+    _add_clients(commands)
+    return parser
+
+
+def _add_servers(commands: Any) -> None:
+    serve = _add(commands, "serve", "serve_command", flag_table.SERVE, "[MODEL] [flags]",
+                 "Serve a model: head, engines and gateways of this node.")  # fmt: skip
+    _add_model(serve)
+    _add(commands, "head", "process_commands", flag_table.HEAD, "[flags]",
+         "Run the head alone: ranks register here, gateways watch it.", function="run_head_command")  # fmt: skip
+    engine = _add(commands, "engine", "process_commands", flag_table.ENGINE, "[MODEL] [flags]",
+                  "Run the engine of one rank alone.", function="run_engine_command")  # fmt: skip
+    _add_model(engine)
+    _add(commands, "gateway", "process_commands", flag_table.GATEWAY, "[flags]",
+         "Run a gateway alone: REST and gRPC for clients.", function="run_gateway_command")  # fmt: skip
+
+
+def _add_clients(commands: Any) -> None:
+    chat = _add(commands, "chat", "chat_command", flag_table.CHAT, "[PROMPT] [flags]",
+                "Talk to a running server; with a prompt or piped input, answer once.")  # fmt: skip
+    chat.add_argument("prompt", nargs="*", metavar="PROMPT", help="question to answer once; without it, a conversation")
+    status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
+                  "Show ranks, states and load of a running deployment.")  # fmt: skip
+    status.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    _add(commands, "fetch", "fetch_command", (flag_table.MODEL_CACHE,), "[flags]",
+         "Fetch the default model and print its path.")  # fmt: skip
+    _add(commands, "version", "version_command", (), "", "Print the versions of software and contract.")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL",
+        help="a .gguf file or a Hugging Face directory [default: SmolLM2-135M-Instruct, fetched once]",
+    )  # fmt: skip
+
+
+def _add(
+    commands: Any, name: str, module: str, flags: Sequence[Flag], usage: str, help_text: str, *, function: str = "run"
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        usage=f"muster {name} {usage}".rstrip(),
+        epilog=_PRECEDENCE if flags else None,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    add_flags(parser, flags)
+
+    def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+        command = getattr(import_module(f"services.cli.{module}"), function)
+        return int(command(namespace, environment))
+
+    parser.set_defaults(run=run, prog=f"muster {name}")
+    return parser

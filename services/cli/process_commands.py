@@ -1,0 +1,118 @@
+"""`muster head`, `muster engine` and `muster gateway`: one process of a deployment each."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.cli import flag_table
+from services.cli.flag import FlagValueError, read_flags
+from services.cli.logs import set_up_logging
+
+
+def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_flags(flag_table.HEAD, namespace, environment)
+    set_up_logging(values["log_level"], values["log_format"], "head")
+    from services.head.server import HeadOptions, run_head
+    from services.rpc.runtime import run
+
+    options = HeadOptions(
+        deployment_id=values["deployment_id"],
+        data_parallel_size=values["data_parallel_size"],
+        configuration=dict(values["configuration"]),
+        host=values["host"],
+        port=values["port"],
+        unix_path=values["unix_path"],
+        ready_timeout_s=values["ready_timeout"],
+        heartbeat_interval_s=values["heartbeat_interval"],
+        heartbeat_timeout_s=values["heartbeat_timeout"],
+        local_ranks=values["local_ranks"],
+    )
+    targets_file: Path | None = values["targets_file"]
+
+    def on_listening(targets: list[str]) -> None:
+        if targets_file is not None:
+            write_targets(targets_file, targets)
+
+    return run(run_head(options, on_listening=on_listening))
+
+
+def write_targets(path: Path, targets: list[str]) -> None:
+    """Atomically: a reader sees all targets or no file."""
+    scratch = path.with_suffix(".new")
+    scratch.write_text("\n".join(targets) + "\n")
+    os.replace(scratch, path)
+
+
+def run_engine_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_flags(flag_table.ENGINE, namespace, environment)
+    if values["rank"] is not None and values["data_parallel_size"] is not None:
+        _check_rank(values)
+    set_up_logging(values["log_level"], values["log_format"], "engine" if values["rank"] is None else _name(values))
+    from services.models.checkpoint import ModelNotFoundError, resolve_model
+
+    try:
+        model = resolve_model(namespace.model, values["model_cache"])
+    except ModelNotFoundError as error:
+        print(f"muster engine: {error}", file=sys.stderr)
+        return 1
+    from services.engine.server import EngineOptions, run_engine
+    from services.rpc.runtime import run
+
+    return run(run_engine(EngineOptions(**engine_options(values, model.path, model.name))))
+
+
+def _check_rank(values: Mapping[str, Any]) -> None:
+    rank, size = values["rank"], values["data_parallel_size"]
+    if rank >= size:
+        raise FlagValueError(f"--rank {rank} does not exist with --data-parallel-size {size}: give 0 to {size - 1}")
+
+
+def _name(values: Mapping[str, Any]) -> str:
+    return f"engine {values['rank']}"
+
+
+def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str) -> dict[str, Any]:
+    """The fields of EngineOptions."""
+    from services.configuration import canonical_configuration
+    from services.engine.settings import engine_config
+
+    names = values["served_model_name"] or (model_name,)
+    return {
+        "engine": engine_config(values, model_path),
+        "configuration": canonical_configuration(
+            model=model_path,
+            dtype=values["dtype"],
+            max_model_len=values["max_model_len"],
+            block_size=values["block_size"],
+            seed=values["seed"],
+            served_model_names=names,
+            data_parallel_size=values["data_parallel_size"],
+        ),
+        "served_model_names": names,
+    }
+
+
+def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    values = read_flags(flag_table.GATEWAY, namespace, environment)
+    set_up_logging(values["log_level"], values["log_format"], "gateway")
+    from services.gateway.server import GatewayOptions, run_gateway
+    from services.rpc.runtime import run
+
+    options = GatewayOptions(
+        head_target=values["head_target"],
+        name=values["name"],
+        host=values["host"],
+        http_port=values["port"],
+        http_fds=values["http_fd"],
+        grpc_port=values["grpc_port"],
+        reuse_port=values["reuse_port"],
+        api_keys=values["api_key"],
+        request_timeout_s=values["request_timeout"],
+        shutdown_timeout_s=values["shutdown_timeout"],
+    )
+    return run(run_gateway(options))

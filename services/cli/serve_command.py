@@ -1,0 +1,38 @@
+"""`muster serve`: flags to options, then the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+
+from services.cli import flag_table
+from services.cli.flag import FlagValueError, read_flags
+from services.launcher.launcher import run_launcher
+from services.launcher.options import FlagCombinationError, ServeOptions, check
+from services.launcher.runtime_directory import RuntimeDirectoryError
+from services.models.checkpoint import ModelNotFoundError, resolve_model
+from services.rpc.listening import ListenError
+
+
+def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    options = serve_options(namespace, environment)
+    try:
+        model = resolve_model(options.model, options.model_cache)
+        names = options.served_model_name or (model.name,)
+        variables = {flag.variable for flag in flag_table.ALL}
+        return asyncio.run(run_launcher(options, model.path, names, own_variables=variables))
+    except (ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
+        print(f"muster serve: {error}", file=sys.stderr)
+        return 1
+
+
+def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str]) -> ServeOptions:
+    """Raises FlagValueError for single values and contradictions."""
+    options = ServeOptions(model=namespace.model, **read_flags(flag_table.SERVE, namespace, environment))
+    try:
+        check(options)
+    except FlagCombinationError as error:
+        raise FlagValueError(str(error)) from None
+    return options

@@ -1,0 +1,34 @@
+"""The settings that must be equal on all ranks, in the one spelling that head and engines compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+AUTO = "auto"
+
+
+def canonical_configuration(
+    *,
+    model: Path,
+    dtype: str,
+    max_model_len: int | None,
+    block_size: int,
+    seed: int,
+    served_model_names: Sequence[str],
+    data_parallel_size: int,
+) -> dict[str, str]:
+    """The settings as text, keyed by flag name without the dashes in front.
+
+    A model may lie at different places on different nodes, so only its name is compared here; that the
+    checkpoints are really equal is proven by the fingerprint when the engines are ready.
+    """
+    return {
+        "model": model.name,
+        "dtype": dtype,
+        "max-model-len": AUTO if max_model_len is None else str(max_model_len),
+        "block-size": str(block_size),
+        "seed": str(seed),
+        "served-model-name": ",".join(served_model_names),
+        "data-parallel-size": str(data_parallel_size),
+    }

@@ -1,0 +1,1 @@
+"""The gateway process: hands gateway/ its channels, sockets and errors."""

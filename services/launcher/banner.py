@@ -1,0 +1,52 @@
+"""What a person reads when the deployment is ready: where it is and what to type next. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from services.launcher.plan import join_host_port
+
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The facts of a ready deployment."""
+
+    version: str
+    model_name: str
+    num_ranks: int
+    host: str
+    port: int
+    grpc_port: int
+    needs_key: bool
+
+    @property
+    def url(self) -> str:
+        return f"http://{join_host_port(self.local_host, self.port)}"
+
+    @property
+    def grpc_target(self) -> str:
+        return join_host_port(self.local_host, self.grpc_port)
+
+    @property
+    def local_host(self) -> str:
+        return _EVERYWHERE.get(self.host.removeprefix("[").removesuffix("]"), self.host)
+
+    def lines(self, *, colour: bool) -> list[str]:
+        ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
+        strong, plain = ("\x1b[1;32m", "\x1b[0m") if colour else ("", "")
+        key = " -H 'Authorization: Bearer KEY'" if self.needs_key else ""
+        grpc_key = " -H 'authorization: Bearer KEY'" if self.needs_key else ""
+        chat = "muster chat" if self.port == 8000 else f"muster chat --url {self.url}"
+        body = f'{{"model": "{self.model_name}", "messages": [{{"role": "user", "content": "What is gravity?"}}]}}'
+        return [
+            f"{strong}Muster {self.version} serves {self.model_name} on {ranks} at {self.url}{plain}",
+            "",
+            f"  curl    curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+            f"  gRPC    grpcurl -plaintext{grpc_key} "
+            f'-d \'{{"messages": [{{"role": "user", "content": "What is gravity?"}}]}}\' '
+            f"{self.grpc_target} muster.v1.InferenceService/Chat",
+            f"  chat    {chat}{' --api-key KEY' if self.needs_key else ''}",
+            "  stop    Ctrl-C",
+        ]

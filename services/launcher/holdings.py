@@ -1,0 +1,71 @@
+"""What a launcher takes before it starts anything: a private directory and its ports."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from services.launcher import plan
+from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http
+from services.launcher.options import ServeOptions
+from services.launcher.plan import Places
+from services.launcher.runtime_directory import RuntimeDirectory
+
+
+class Holdings:
+    """Taken on entry, given back on exit.
+
+    Entering raises ListenError or RuntimeDirectoryError, which name the flag and the fix.
+    """
+
+    def __init__(self, options: ServeOptions, model_path: Path, served_model_names: tuple[str, ...]) -> None:
+        self._options = options
+        self._model_path = model_path
+        self._names = served_model_names
+        self._http: HttpSockets | None = None
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Holdings:
+        with ExitStack() as taking:
+            self.places = self._take(taking)
+            self._resources = taking.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._resources.close()
+
+    @property
+    def http_port(self) -> int:
+        return self._http.port if self._http is not None else 0
+
+    def close_http(self) -> None:
+        """After this, and once the gateways close theirs, connections are refused instead of kept waiting."""
+        if self._http is not None:
+            self._http.close()
+
+    def _take(self, taking: ExitStack) -> Places:
+        options = self._options
+        num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
+        runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
+        if options.headless:
+            host = options.engine_host or address_towards(options.head_address, options.data_parallel_rpc_port)
+            return Places(runtime_dir, self._model_path, self._names, num_threads, engine_host=host)
+        self._http = listen_http(options.host, options.port)
+        taking.callback(self._http.close)
+        grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
+        taking.callback(grpc_port.close)
+        head_host = options.data_parallel_bind_address or options.head_address
+        flags = "--data-parallel-bind-address" if options.data_parallel_bind_address else "--data-parallel-address"
+        check_free(head_host, options.data_parallel_rpc_port, flags=f"{flags}/--data-parallel-rpc-port")
+        return Places(
+            runtime_dir,
+            self._model_path,
+            self._names,
+            num_threads,
+            engine_host="127.0.0.1",
+            http_fds=self._http.fds,
+            grpc_port=grpc_port.port,
+        )

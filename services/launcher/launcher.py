@@ -1,0 +1,207 @@
+"""`muster serve`: starts one node's processes, says when they serve, and stops them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from muster import v1 as wire
+
+from services.launcher import plan
+from services.launcher.banner import Banner
+from services.launcher.holdings import Holdings
+from services.launcher.node import Node
+from services.launcher.options import ServeOptions
+from services.launcher.plan import ChildSpec
+from services.launcher.readiness import Readiness
+from services.launcher.screen import Screen
+from services.rpc.identity import host_name
+from services.version import __version__
+
+_POLL_S = 0.02
+
+
+async def run_launcher(
+    options: ServeOptions, model_path: Path, served_model_names: tuple[str, ...], *, own_variables: Iterable[str]
+) -> int:
+    """Runs until a signal or a failure; returns the exit code.
+
+    Raises ListenError and RuntimeDirectoryError, which name the flags, before anything is started.
+    """
+    with Holdings(options, model_path, served_model_names) as holdings:
+        return await Launcher(options, holdings, own_variables=own_variables).run()
+
+
+class Launcher:
+    """One run of `muster serve`. Everything happens on the event loop's thread."""
+
+    def __init__(self, options: ServeOptions, holdings: Holdings, *, own_variables: Iterable[str]) -> None:
+        self._options = options
+        self._holdings = holdings
+        self._places = holdings.places
+        self._own_variables = frozenset(own_variables)
+        self._screen = Screen(log_format=options.log_format)
+        self._was_ready = False
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+        self._node = Node(
+            options,
+            self._places,
+            screen=self._screen,
+            environment_of=self._environment_of,
+            was_ready=lambda: self._was_ready,
+        )
+        self._readiness = Readiness(
+            plan.head_target(options, self._places),
+            self._concerns_us,
+            options.num_local_ranks if options.headless else options.data_parallel_size,
+            self._screen,
+        )
+
+    async def run(self) -> int:
+        self._listen_to_signals()
+        self._node.start_head()
+        work = [
+            asyncio.create_task(self._node.first_failure()),
+            asyncio.create_task(self._serve()),
+            asyncio.create_task(self._stop.wait()),
+        ]
+        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        failed, serving, _ = work
+        # A child's own words are better than the launcher's "not ready in time".
+        failure = _failure_of(failed) or _failure_of(serving)
+        for task in work:
+            task.cancel()
+        await asyncio.wait(work)
+        self._screen.show_moving([])
+        await self._stop_everything(failure)
+        return 1 if failure else 0
+
+    async def _serve(self) -> str | None:
+        """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
+        if not self._options.headless:
+            self._node.head_port = await self._head_port()
+        self._node.start_workers()
+        self._say_where()
+        following = asyncio.create_task(self._readiness.follow())
+        try:
+            try:
+                # The head has its own deadline for all ranks and says more; a headless node has only this one.
+                grace_s = 0.0 if self._options.headless else 30.0
+                await asyncio.wait_for(self._until_ready(), self._options.ready_timeout + grace_s)
+            except TimeoutError:
+                return (
+                    f"not ready within --ready-timeout {self._options.ready_timeout:g} s: {self._readiness.missing()}"
+                )
+            self._was_ready = True
+            self._say_ready()
+            await following
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+        return None
+
+    async def _until_ready(self) -> None:
+        await self._readiness.ranks_ready()
+        if not self._options.headless:
+            await self._readiness.gateway_ready(self._banner().local_host, self._holdings.http_port)
+
+    async def _head_port(self) -> int:
+        """The port the head really listens on, once it does."""
+        while True:
+            with suppress(FileNotFoundError):
+                for target in self._places.head_targets_file.read_text().split():
+                    if not target.startswith("unix:"):
+                        return int(target.rpartition(":")[2])
+            await asyncio.sleep(_POLL_S)
+
+    async def _stop_everything(self, failure: str | None) -> None:
+        if failure:
+            self._screen.say(f"stopping everything: {failure}", level="ERROR")
+        elif not self._was_ready:
+            self._screen.say("stopping")
+        elif self._options.headless:
+            self._screen.say("stopping: engines finish their requests; Ctrl-C again stops at once")
+        else:
+            self._screen.say(
+                f"stopping: running answers may finish for {self._options.shutdown_timeout:g} s; "
+                "Ctrl-C again stops at once"
+            )
+        self._holdings.close_http()
+        drain_s = self._options.shutdown_timeout if self._was_ready and not failure else 0.0
+        stopping = asyncio.create_task(self._node.stop(drain_s=drain_s))
+        killing = asyncio.create_task(self._kill.wait())
+        await asyncio.wait([stopping, killing], return_when=asyncio.FIRST_COMPLETED)
+        if self._kill.is_set():
+            self._node.kill()
+        killing.cancel()
+        await asyncio.wait([stopping, killing])
+        stopping.result()
+        self._screen.say("stopped" if not failure else f"stopped: {failure}", level="ERROR" if failure else "INFO")
+
+    def _listen_to_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._kill.set()
+        self._stop.set()
+
+    def _environment_of(self, spec: ChildSpec) -> dict[str, str]:
+        return plan.child_environment(spec, os.environ, own_variables=self._own_variables)
+
+    def _concerns_us(self, entry: wire.RankEntry) -> bool:
+        if not self._options.headless:
+            return True
+        return entry.host == host_name() and entry.pid in self._node.engine_pids
+
+    def _say_where(self) -> None:
+        options, places = self._options, self._places
+        num_ranks, threads = options.num_local_ranks, places.num_threads
+        self._screen.say(
+            f"Muster {__version__}: {places.served_model_names[0]}, {num_ranks} of {options.data_parallel_size} "
+            f"ranks on this node, {threads} compute thread{'s' if threads != 1 else ''} each"
+        )
+        if options.headless:
+            self._screen.say(f"head: {plan.head_target(options, places)}; engines listen on {places.engine_host}")
+            return
+        head = plan.join_host_port(options.head_address, self._node.head_port)
+        banner = self._banner()
+        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head)")
+
+    def _say_ready(self) -> None:
+        if self._options.headless:
+            self._screen.say("all ranks of this node serve")
+        elif self._options.log_format == "json":
+            self._screen.say(self._banner().lines(colour=False)[0])
+        else:
+            is_terminal = sys.stdout.isatty()
+            print("\n".join(["", *self._banner().lines(colour=is_terminal), ""]), flush=True)
+
+    def _banner(self) -> Banner:
+        return Banner(
+            version=__version__,
+            model_name=self._places.served_model_names[0],
+            num_ranks=self._options.data_parallel_size,
+            host=self._options.host,
+            port=self._holdings.http_port,
+            grpc_port=self._places.grpc_port,
+            needs_key=bool(self._options.api_key),
+        )
+
+
+def _failure_of(task: asyncio.Task[Any]) -> str | None:
+    if not task.done() or task.cancelled():
+        return None
+    if error := task.exception():
+        return "internal error\n" + "".join(traceback.format_exception(error)).rstrip()
+    return task.result() if isinstance(task.result(), str) else None

@@ -1,0 +1,97 @@
+"""The children of one node: made from the plan, kept alive, stopped in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from services.launcher import plan
+from services.launcher.kept_child import Gone, KeptChild
+from services.launcher.options import ServeOptions
+from services.launcher.plan import ChildSpec, Places
+from services.launcher.screen import Screen
+
+# What a process gets to say goodbye once it has nothing left to do.
+GOODBYE_S = 5.0
+
+
+class Node:
+    """Head, engines and gateways of one launcher."""
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        places: Places,
+        *,
+        screen: Screen,
+        environment_of: Callable[[ChildSpec], Mapping[str, str]],
+        was_ready: Callable[[], bool],
+    ) -> None:
+        self._options = options
+        self._places = places
+        self.head_port = options.data_parallel_rpc_port
+
+        def keep(make_spec: Callable[[], ChildSpec]) -> KeptChild:
+            return KeptChild(
+                make_spec,
+                screen=screen,
+                environment_of=environment_of,
+                was_ready=was_ready,
+                restart_clean_exits=not options.headless,
+            )
+
+        self._head = [] if options.headless else [keep(self._head_spec)]
+        self._engines = [keep(_always(spec)) for spec in plan.plan_engines(options, places)]
+        self._gateways = [keep(_always(spec)) for spec in plan.plan_gateways(options, places)]
+        self._tasks: list[asyncio.Task[Gone]] = []
+        self._ended: asyncio.Queue[asyncio.Task[Gone]] = asyncio.Queue()
+
+    def start_head(self) -> None:
+        self._start(self._head)
+
+    def start_workers(self) -> None:
+        self._start([*self._engines, *self._gateways])
+
+    async def first_failure(self) -> str | None:
+        """Why everything must stop: a child that is hopeless, or None when all children are done."""
+        while True:
+            task = await self._ended.get()
+            if failure := task.result().failure:
+                return failure
+            if all(each.done() for each in self._tasks):
+                return None
+
+    @property
+    def engine_pids(self) -> set[int]:
+        return {engine.pid for engine in self._engines if engine.pid is not None}
+
+    async def stop(self, *, drain_s: float) -> None:
+        """Gateways finish their answers within `drain_s` seconds; then engines, then the head."""
+        deadline = time.monotonic() + drain_s
+        await _stop_all(self._gateways, drain_s + GOODBYE_S)
+        await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)
+        await _stop_all(self._head, GOODBYE_S)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def kill(self) -> None:
+        for child in (*self._gateways, *self._engines, *self._head):
+            child.kill()
+
+    def _start(self, children: Sequence[KeptChild]) -> None:
+        for child in children:
+            task = asyncio.create_task(child.keep())
+            task.add_done_callback(self._ended.put_nowait)
+            self._tasks.append(task)
+
+    def _head_spec(self) -> ChildSpec:
+        return plan.plan_head(self._options, self._places, port=self.head_port)
+
+
+async def _stop_all(children: Sequence[KeptChild], grace_s: float) -> None:
+    await asyncio.gather(*(child.stop(grace_s) for child in children))
+
+
+def _always(spec: ChildSpec) -> Callable[[], ChildSpec]:
+    return lambda: spec

@@ -1,0 +1,182 @@
+"""Which child processes a node runs and with which command lines. Pure: options and places in, plans out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.configuration import canonical_configuration
+from services.launcher.options import ServeOptions
+
+# The variables that carry secrets to a gateway: a command line can be read by everybody on the machine.
+API_KEY_VARIABLE = "MUSTER_API_KEY"
+PARENT_VARIABLE = "MUSTER_PARENT_PID"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """One process to run: its name in logs, the arguments after `muster`, and what it inherits."""
+
+    name: str  # "engine 0"
+    arguments: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    inherited_fds: tuple[int, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (sys.executable, "-m", "services.cli", *self.arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What the launcher found out before it starts anything."""
+
+    runtime_dir: Path
+    model_path: Path
+    served_model_names: tuple[str, ...]
+    num_threads: int
+    engine_host: str
+    http_fds: tuple[int, ...] = ()
+    grpc_port: int = 0  # reserved, the real one
+
+    @property
+    def head_socket(self) -> Path:
+        return self.runtime_dir / "head.sock"
+
+    @property
+    def head_targets_file(self) -> Path:
+        return self.runtime_dir / "head.targets"
+
+
+def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
+    """`port` is the flag's at first, and the one that was really taken when the head is restarted."""
+    arguments = ["head", "--data-parallel-size", str(options.data_parallel_size)]
+    arguments += ["--deployment-id", options.deployment_id]
+    arguments += ["--host", options.data_parallel_bind_address or options.head_address, "--port", str(port)]
+    arguments += ["--unix-path", str(places.head_socket), "--targets-file", str(places.head_targets_file)]
+    arguments += ["--ready-timeout", _number(options.ready_timeout)]
+    arguments += ["--heartbeat-interval", _number(options.heartbeat_interval)]
+    arguments += ["--heartbeat-timeout", _number(options.heartbeat_timeout)]
+    if options.num_local_ranks:
+        arguments += ["--local-ranks", f"0-{options.num_local_ranks - 1}"]
+    configuration = canonical_configuration(
+        model=places.model_path,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        seed=options.seed,
+        served_model_names=places.served_model_names,
+        data_parallel_size=options.data_parallel_size,
+    )
+    arguments += ["--configuration", *(f"{key}={value}" for key, value in configuration.items())]
+    return ChildSpec("head", (*arguments, *_logging(options)))
+
+
+def plan_engines(options: ServeOptions, places: Places) -> list[ChildSpec]:
+    return [_plan_engine(options, places, index=index, rank=rank) for index, rank in enumerate(options.local_ranks)]
+
+
+def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int | None) -> ChildSpec:
+    name = f"engine {rank}" if rank is not None else f"engine {'abcdefghijklmnopqrstuvwxyz'[index % 26]}"
+    arguments = ["engine", str(places.model_path)]
+    arguments += ["--head-target", head_target(options, places)]
+    arguments += ["--data-parallel-size", str(options.data_parallel_size), "--deployment-id", options.deployment_id]
+    if rank is not None:
+        arguments += ["--rank", str(rank)]
+    if options.headless:
+        arguments += ["--headless"]
+        if options.engine_advertise_host:
+            arguments += ["--advertise-host", options.engine_advertise_host]
+    else:
+        arguments += ["--local"]
+    arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
+    arguments += ["--served-model-name", *places.served_model_names]
+    arguments += ["--dtype", options.dtype, "--device", options.device, "--load-format", options.load_format]
+    arguments += ["--seed", str(options.seed), "--block-size", str(options.block_size)]
+    arguments += _given("--max-model-len", options.max_model_len)
+    arguments += _given("--num-blocks", options.num_blocks)
+    arguments += _given("--kv-cache-memory", options.kv_cache_memory)
+    arguments += ["--max-num-seqs", str(options.max_num_seqs)]
+    arguments += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
+    arguments += ["--max-num-queued-reqs", str(options.max_num_queued_reqs)]
+    arguments += ["--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching"]
+    arguments += ["--num-threads", str(places.num_threads)]
+    arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
+    # torch and its libraries size their thread pools when they are imported, before any flag is read.
+    threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
+    return ChildSpec(name, (*arguments, *_logging(options)), environment=threads)
+
+
+def plan_gateways(options: ServeOptions, places: Places) -> list[ChildSpec]:
+    return [_plan_gateway(options, places, index) for index in range(options.num_gateways)]
+
+
+def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpec:
+    arguments = ["gateway", "--head-target", head_target(options, places)]
+    arguments += ["--host", options.host, "--port", str(options.port)]
+    arguments += ["--http-fd", *map(str, places.http_fds)]
+    arguments += ["--grpc-port", str(places.grpc_port), "--reuse-port"]
+    arguments += _given("--request-timeout", options.request_timeout)
+    arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
+    secrets = ((API_KEY_VARIABLE, ",".join(options.api_key)),) if options.api_key else ()
+    return ChildSpec(
+        f"gateway {index}" if options.num_gateways > 1 else "gateway",
+        (*arguments, *_logging(options)),
+        environment=secrets,
+        inherited_fds=places.http_fds,
+    )
+
+
+def head_target(options: ServeOptions, places: Places) -> str:
+    """Where this node's engines and gateways dial the head."""
+    if options.headless:
+        return join_host_port(options.head_address, options.data_parallel_rpc_port)
+    return f"unix:{places.head_socket}"
+
+
+def join_host_port(host: str, port: int) -> str:
+    bare = host.removeprefix("[").removesuffix("]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:
+    """One core is left to gateway and head: compute threads that outnumber the cores slow each other down."""
+    return max(1, (num_cores - 1) // max(1, num_local_ranks))
+
+
+def num_usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def child_environment(spec: ChildSpec, parent: Mapping[str, str], *, own_variables: Iterable[str]) -> dict[str, str]:
+    """The child's environment: the launcher's, without `own_variables`, with what the plan adds.
+
+    The launcher's flags were read from those variables already and stand on the command line; to the child
+    MUSTER_PORT would mean its own port.
+    """
+    removed = set(own_variables)
+    environment = {key: value for key, value in parent.items() if key not in removed}
+    environment.update({"PYTHONUNBUFFERED": "1", PARENT_VARIABLE: str(os.getpid())})
+    for key, value in spec.environment:
+        if key.startswith("MUSTER_"):
+            environment[key] = value
+        else:
+            environment.setdefault(key, value)  # what the user set, for example OMP_NUM_THREADS, stays
+    return environment
+
+
+def _given(flag: str, value: int | float | None) -> list[str]:
+    return [] if value is None else [flag, _number(value)]
+
+
+def _number(value: int | float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6f}".rstrip("0").rstrip(".")
+
+
+def _logging(options: ServeOptions) -> tuple[str, ...]:
+    return ("--log-level", options.log_level, "--log-format", options.log_format)

@@ -1,0 +1,46 @@
+"""Following the head's roster from the launcher, across restarts of the head."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+from muster import v1 as wire
+
+from services.rpc.channels import dial
+
+_RETRY_S = 0.25
+
+
+async def watch_roster(target: str) -> AsyncIterator[wire.Roster]:
+    """Yields every roster the head publishes; while the head is away, nothing. Never ends by itself."""
+    async with dial(target) as channel:
+        stub = wire.RendezvousServiceStub(channel)
+        while True:
+            call = stub.WatchRoster(wire.WatchRosterRequest())
+            try:
+                async for response in call:
+                    yield response.roster
+            except grpc.aio.AioRpcError:
+                pass
+            finally:
+                call.cancel()
+            await asyncio.sleep(_RETRY_S)
+
+
+async def answers_ready(host: str, port: int) -> bool:
+    """Whether a gateway's /readyz says 200. `host` is one the launcher listens on itself."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    try:
+        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        status = await reader.readline()
+        return b" 200 " in status
+    except OSError:
+        return False
+    finally:
+        writer.close()

@@ -1,0 +1,94 @@
+"""What the launcher and its children say, on a terminal or in a log."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import TextIO
+
+_COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)  # cyan, yellow, magenta, green, blue and their bright forms
+_CLEAR_LINE = "\r\x1b[2K"
+_TEXT_LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d(?:[.,]\d+)? (?P<level>[A-Z]+)\s+(?P<message>.*)$")
+
+
+class Screen:
+    """Lines with the name of who said them in front; below them, on a terminal, lines that change in place."""
+
+    def __init__(self, *, log_format: str = "text", out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._is_json = log_format == "json"
+        self.is_terminal = not self._is_json and self._out.isatty()
+        self._colours: dict[str, int] = {}
+        self._moving: list[str] = []
+
+    def say(self, message: str, *, level: str = "INFO") -> None:
+        """The launcher's own line."""
+        if self._is_json:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+            self._write(json.dumps({"time": stamp, "level": level, "process": "launcher", "message": message}))
+        else:
+            mark = "" if level == "INFO" else f"{level} "
+            self._write(f"{self._prefix('muster')} {mark}{message}")
+
+    def child_line(self, name: str, line: str) -> None:
+        """A line of a child, as it is in JSON logs, with its name in front in text."""
+        self._write(line if self._is_json else f"{self._prefix(name)} {line}")
+
+    def show_moving(self, lines: Sequence[str]) -> None:
+        """Replaces the lines at the bottom; nothing when this is not a terminal."""
+        if self.is_terminal and list(lines) != self._moving:
+            self._emit(self._erased() + "".join(f"{line}\n" for line in lines))
+            self._moving = list(lines)
+
+    def _write(self, line: str) -> None:
+        kept = "".join(f"{moving}\n" for moving in self._moving)
+        self._emit(f"{self._erased()}{line}\n{kept}")
+
+    def _erased(self) -> str:
+        return "".join(f"\x1b[1A{_CLEAR_LINE}" for _ in self._moving)
+
+    def _prefix(self, name: str) -> str:
+        if not self.is_terminal:
+            return f"[{name}]"
+        colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+        return f"\x1b[{colour}m[{name}]\x1b[0m"
+
+    def _emit(self, text: str) -> None:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except OSError:
+            pass  # the reader of our log went away; serving goes on
+
+
+class Reason:
+    """The last words of a child: its newest ERROR line, else its newest line."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._last_error = ""
+
+    def note(self, line: str) -> None:
+        level, message = _parse_log_line(line)
+        if not message:
+            return
+        self._last = message
+        if level in {"ERROR", "CRITICAL"}:
+            self._last_error = message
+
+    def __str__(self) -> str:
+        return self._last_error or self._last or "it said nothing"
+
+
+def _parse_log_line(line: str) -> tuple[str, str]:
+    if line.startswith("{"):
+        try:
+            record = json.loads(line)
+            return str(record.get("level", "")), str(record.get("message", ""))
+        except ValueError:
+            return "", line
+    found = _TEXT_LOG_LINE.match(line)
+    return (found["level"], found["message"]) if found else ("", line.strip())

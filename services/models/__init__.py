@@ -1,0 +1,1 @@
+"""Which checkpoint a MODEL argument means, and how the default one gets here."""
