@@ -16,7 +16,7 @@ from services.head.admission import Introduction, Offer, Rejection, Rules, warni
 from services.head.errors import head_stopping
 from services.head.load_table import LoadTable
 from services.head.outbox import Outbox
-from services.head.roster import Change, EngineHung, Lease, Phase, RankState, Roster
+from services.head.roster import Change, Lease, Phase, RankState, Roster
 from services.head.startup import Outcome, Startup
 from services.rpc.errors import RpcError
 from services.rpc.watched import Watched
@@ -111,7 +111,6 @@ class ControlPlane:
             message = f"a newer process (pid {hello.pid} on {hello.host}) has taken rank {joined.lease.rank} over"
             self._end_stream(joined.superseded, RpcError(grpc.StatusCode.ABORTED, message, reason="RANK_TAKEN_OVER"))
         self._streams[joined.lease] = outbox
-        self.loads.admit(joined.lease.rank, hello.incarnation)
         self._publish()
         return Membership(joined.lease, joined.protocol, ready_timeout_s)
 
@@ -131,11 +130,7 @@ class ControlPlane:
         self._publish()
 
     def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool) -> None:
-        try:
-            self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, now_s=self.now_s)
-        except EngineHung:
-            self._publish()
-            raise
+        self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, now_s=self.now_s)
         self._publish()
 
     def leave(self, lease: Lease, reason: str) -> None:
@@ -241,7 +236,9 @@ class ControlPlane:
         where = f" on {engine.host} (pid {engine.pid})" if engine is not None else ""
         level = logging.WARNING if after.state is RankState.LOST else logging.INFO
         _log.log(level, "rank %d%s: %s -> %s: %s", rank, where, before.state.value, after.state.value, after.reason)
-        if not after.state.is_live:
+        if after.state.is_live and after.engine is not None:
+            self.loads.admit(rank, after.engine.incarnation)
+        else:
             self.loads.remove(rank)
         if (before.state is RankState.READY) != (after.state is RankState.READY):
             self._on_serving(rank, after.state is RankState.READY)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import grpc
 
 from services.head.admission import Fault, Rejection
-from services.head.roster import EngineHung, LeaseEnded
+from services.head.roster import LeaseEnded
 from services.rpc.errors import FieldViolation, RpcError
 from services.rpc.watched import WatchClosed
 
-# An engine must not try again after these codes without a change; ABORTED, UNAVAILABLE and DEADLINE_EXCEEDED
-# invite it to register again.
+# An engine must not try again after these codes without a change, nor after ABORTED (a newer process has its rank);
+# UNAVAILABLE and DEADLINE_EXCEEDED invite it to register again.
 _CODES = {
     Fault.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
     Fault.MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
@@ -28,10 +28,8 @@ def head_error_table(error: Exception) -> RpcError | None:
                 reason=error.reason,
                 violations=[FieldViolation(m.field, m.describe()) for m in error.mismatches],
             )
-        case EngineHung():
-            return RpcError(grpc.StatusCode.ABORTED, str(error), reason="ENGINE_HUNG")
         case LeaseEnded():
-            return RpcError(grpc.StatusCode.ABORTED, str(error), reason="LEASE_ENDED")
+            return RpcError(grpc.StatusCode.UNAVAILABLE, str(error), reason="LEASE_ENDED")
         case WatchClosed():
             return head_stopping()
     return None

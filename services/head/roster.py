@@ -20,7 +20,7 @@ from services.head.admission import (
 
 
 class RankState(Enum):
-    """The life of one rank; a rank has a lease exactly while it is live."""
+    """The life of one rank. A live rank has a lease; a lost one may have kept it, see Roster.heartbeat."""
 
     MISSING = "missing"
     JOINING = "joining"
@@ -31,10 +31,6 @@ class RankState(Enum):
     @property
     def is_live(self) -> bool:
         return self in (RankState.JOINING, RankState.READY, RankState.DRAINING)
-
-    @property
-    def is_serving(self) -> bool:
-        return self in (RankState.READY, RankState.DRAINING)
 
 
 class Phase(Enum):
@@ -95,14 +91,8 @@ class LeaseEnded(Exception):
     """The lease was taken over or expired before this frame came."""
 
 
-class EngineHung(Exception):
-    """The engine's process answers, but its step loop does not turn."""
-
-
 class Roster:
-    """All ranks of the deployment. Every method leaves it consistent or raises without changing anything,
-    except where the docstring says that the caller's own rank changes.
-    """
+    """All ranks of the deployment. A method that raises has changed nothing."""
 
     def __init__(self, rules: Rules, *, heartbeat_timeout_s: float, now_s: float) -> None:
         if rules.data_parallel_size < 1:
@@ -141,7 +131,7 @@ class Roster:
         """Hello: grants a lease on the rank, or raises Rejection."""
         protocol = check_introduction(hello, self.rules)
         record = self._ranks[self._choose_rank(hello) if hello.rank is None else hello.rank]
-        if record.state.is_live:
+        if record.lease is not None:
             self._check_takeover(hello, record)
         self._num_leases += 1
         lease = Lease(self._num_leases, record.rank)
@@ -155,7 +145,7 @@ class Roster:
                 phase=Phase.STARTING,
                 heard_s=now_s,
                 ready_deadline_s=ready_deadline_s,
-                reason="taken over by a newer process" if record.state.is_live else "registered",
+                reason="registered" if record.lease is None else "registered, in place of an older process",
             )
         )
         return Joined(lease, protocol, record.lease)
@@ -171,7 +161,9 @@ class Roster:
         record = self._held(lease)
         if record.state is not RankState.JOINING:
             raise _out_of_order("Ready", "once, after Welcome")
-        served = next((other.offer for other in self._ranks if other.state.is_serving), None)
+        served = next(
+            (other.offer for other in self._ranks if other.lease is not None and other.offer is not None), None
+        )
         check_offer(offer, served)
         self._put(
             replace(
@@ -188,20 +180,25 @@ class Roster:
         )
 
     def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool, now_s: float) -> None:
-        """Renews the lease. A step loop that stands still makes the rank LOST and raises EngineHung."""
+        """Renews the lease.
+
+        A rank whose process answers while its step loop stands still is LOST but keeps its lease: if it registered
+        anew it would look ready once more, and if the loop goes on, the rank is back at once.
+        """
         record = self._held(lease)
-        if record.state.is_serving and loop_idle_s > self._heartbeat_timeout_s:
-            reason = f"the step loop has not turned for {loop_idle_s:.1f} s"
-            self.lose(lease, reason, now_s=now_s)
-            raise EngineHung(reason)
-        state = record.state
-        if state.is_serving:
-            state = RankState.DRAINING if draining else RankState.READY
+        state, reason = record.state, record.reason
+        if record.offer is not None:
+            if loop_idle_s > self._heartbeat_timeout_s:
+                state, reason = RankState.LOST, f"the step loop has not turned for {loop_idle_s:.1f} s"
+            elif draining:
+                state, reason = RankState.DRAINING, "draining"
+            else:
+                was_lost = record.state is RankState.LOST
+                state, reason = RankState.READY, "the step loop turns again" if was_lost else "drain taken back"
         if state is record.state:
             self._ranks[record.rank] = replace(record, heard_s=now_s)  # nothing that a watcher could see
-            return
-        reason = "draining" if draining else "drain taken back"
-        self._put(replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason))
+        else:
+            self._put(replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason))
 
     def leave(self, lease: Lease, reason: str, *, now_s: float) -> None:
         """Goodbye, or a rejected Ready: the rank is MISSING again. Does nothing when the lease has ended."""
@@ -269,7 +266,7 @@ class Roster:
 
     def _choose_rank(self, hello: Introduction) -> int:
         """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one."""
-        free = [record for record in self._ranks if not record.state.is_live]
+        free = [record for record in self._ranks if record.lease is None]
         if not free:
             raise Rejection(
                 Fault.FULL,
@@ -286,7 +283,7 @@ class Roster:
 
     def _check_takeover(self, hello: Introduction, record: RankRecord) -> None:
         holder = record.engine
-        assert holder is not None, "a live rank has an engine"
+        assert holder is not None, "a rank with a lease has an engine"
         # The same process may come back before its broken stream is noticed; a newer one is its restart.
         if hello.incarnation > holder.incarnation or hello.is_same_process(holder):
             return
