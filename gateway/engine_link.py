@@ -1,0 +1,187 @@
+"""One Attach stream to one engine process, with its reader, its writer and its redialling."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from muster import v1 as wire
+
+from gateway.attachment import Attachment, EngineLost, ProtocolViolation, Ticket
+from gateway.backoff import Backoff
+from gateway.change_signal import ChangeSignal
+
+logger = logging.getLogger(__name__)
+
+Dial = Callable[[str], grpc.aio.Channel]
+
+ATTACH_TIMEOUT_S = 10.0
+
+
+class EngineLink:
+    """The road to one incarnation of a rank.
+
+    Two tasks per engine, none per request: one reads a message per step and demultiplexes it with plain calls, one
+    writes what `submit` and `abort` queued. When the stream breaks, every request on it ends with EngineLost and the
+    link dials again until it is closed.
+    """
+
+    def __init__(
+        self, *, rank: int, incarnation: int, target: str, gateway: str, dial: Dial, changed: ChangeSignal
+    ) -> None:
+        self.rank = rank
+        self.incarnation = incarnation
+        self.target = target
+        self._gateway = gateway
+        self._dial = dial
+        self._changed = changed
+        self._attachment = Attachment(rank)
+        self._outbox: deque[wire.AttachRequest] = deque()
+        self._outbox_changed = ChangeSignal()
+        self._attached = False
+        self._retired = False
+        self._task: asyncio.Task[None] | None = None
+        self._grace: asyncio.TimerHandle | None = None
+
+    @property
+    def attached(self) -> bool:
+        """Requests can be submitted now."""
+        return self._attached and not self._retired
+
+    @property
+    def num_handles(self) -> int:
+        """Handles in use, also those whose abort the engine has not confirmed yet."""
+        return len(self._attachment)
+
+    def open(self) -> asyncio.Task[None]:
+        """Starts dialling; the task ends after `close`."""
+        self._task = asyncio.create_task(self._run(), name=f"engine-link-{self.rank}")
+        return self._task
+
+    def close(self, message: str) -> None:
+        """Ends all requests with EngineLost now; the stream and the channel end soon after."""
+        self._retired = True
+        self._detach(message)
+        if self._grace is not None:
+            self._grace.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def retire(self, grace_s: float) -> None:
+        """Takes no more requests and lets the running ones end, for `grace_s` at most."""
+        if self._retired:
+            return
+        self._retired = True
+        message = f"rank {self.rank} left the deployment"
+        if not self._attached or not len(self._attachment):
+            self.close(message)
+        else:
+            self._grace = asyncio.get_running_loop().call_later(grace_s, self.close, message)
+
+    def submit(
+        self, ticket: Ticket, request: wire.GenerateRequest, *, timeout_s: float | None, traceparent: str
+    ) -> int:
+        """Queues a request and returns its handle. On a link that isn't attached the ticket ends with EngineLost."""
+        if not self.attached:
+            ticket.end = EngineLost(self.rank, f"rank {self.rank} is not attached")
+            ticket.news.notify()
+            return 0
+        handle = self._attachment.submit(ticket)
+        submit = wire.Submit(handle=handle, request=request, traceparent=traceparent)
+        if timeout_s is not None:
+            submit.timeout.CopyFrom(_duration(timeout_s))
+        self._send(wire.AttachRequest(submit=submit))
+        return handle
+
+    def abort(self, handle: int, ticket: Ticket) -> None:
+        """Tells the engine that nobody listens any more; harmless after the end."""
+        if self._attachment.abandon(handle, ticket):
+            self._send(wire.AttachRequest(abort=wire.AbortRequests(handles=[handle])))
+
+    def _send(self, frame: wire.AttachRequest) -> None:
+        self._outbox.append(frame)
+        self._outbox_changed.notify()
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        try:
+            while not self._retired:
+                await self._serve_and_explain(backoff)
+                if not self._retired:
+                    await asyncio.sleep(backoff.next_s())
+        finally:
+            self._retired = True
+            self._detach(f"the link to rank {self.rank} was closed")
+
+    async def _serve_and_explain(self, backoff: Backoff) -> None:
+        try:
+            await self._serve(backoff)
+            message = "the engine ended the stream"
+        except grpc.aio.AioRpcError as error:
+            message = f"{error.code().name}: {error.details()}"
+        except (ProtocolViolation, TimeoutError, ValueError) as error:
+            message = f"{type(error).__name__}: {error}"
+        # A rank that left was announced; one that cannot be dialled yet is tried again every few moments.
+        level = logging.WARNING if self.attached else logging.DEBUG
+        logger.log(level, "rank %d at %s: %s", self.rank, self.target, message)
+        self._detach(f"rank {self.rank} was lost: {message}")
+
+    async def _serve(self, backoff: Backoff) -> None:
+        channel = self._dial(self.target)
+        # A call by any other way than the reader's ends with it; the stub's type hides `read` and `write`.
+        call: Any = wire.EngineServiceStub(channel).Attach()
+        writer: asyncio.Task[None] | None = None
+        try:
+            await self._attach(call)
+            backoff.reset()
+            writer = asyncio.create_task(self._write(call), name=f"engine-link-writer-{self.rank}")
+            while (frame := await call.read()) is not grpc.aio.EOF:
+                if frame.WhichOneof("frame") == "outputs":
+                    self._attachment.apply(frame.outputs)
+        finally:
+            if writer is not None:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+            call.cancel()
+            await channel.close()
+
+    async def _attach(self, call: Any) -> None:
+        async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            await call.write(wire.AttachRequest(open=wire.OpenAttachment(gateway=self._gateway)))
+            frame = await call.read()
+        if frame is grpc.aio.EOF or frame.WhichOneof("frame") != "attached":
+            raise ProtocolViolation("the first frame was not Attached")
+        there = frame.attached
+        if (there.rank, there.incarnation) != (self.rank, self.incarnation):
+            raise ProtocolViolation(
+                f"expected rank {self.rank} incarnation {self.incarnation}, found rank {there.rank} "
+                f"incarnation {there.incarnation}"
+            )
+        self._attached = True
+        self._changed.notify()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                while self._outbox:
+                    await call.write(self._outbox.popleft())
+                await self._outbox_changed.wait()
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            return  # the reader sees the same break, with its status
+
+    def _detach(self, message: str) -> None:
+        self._attached = False
+        self._outbox.clear()
+        self._attachment.lose(message)
+        self._changed.notify()
+
+
+def _duration(seconds: float) -> Duration:
+    duration = Duration()
+    duration.FromNanoseconds(max(1, round(seconds * 1e9)))
+    return duration

@@ -1,0 +1,173 @@
+"""The heart of the gateway: a request goes out to a rank, tokens come back, text leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from gateway.balancer import Balancer, Placement
+from gateway.change_signal import ChangeSignal
+from gateway.choice import Choice, choice_seed
+from gateway.cluster_view import ClusterView
+from gateway.engine_pool import EnginePool
+from gateway.errors import GatewayError, Overloaded, RequestTimeout
+from gateway.generation_request import GenerationEvent, GenerationRequest
+from gateway.metrics import GatewayMetrics
+from gateway.placement import Place, Placer
+from gateway.request_limits import check_request
+from gateway.running_request import RunningRequest
+from gateway.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    """How much a gateway takes on and how long it holds on."""
+
+    # Requests without a first output: queued in an engine, or here because no rank serves.
+    max_queued: int = 2048
+    # With every rank lost a request waits so long for one to come back.
+    rank_wait_s: float = 30.0
+    # A request that outlived so many ranks is the likely cause of their deaths.
+    max_losses: int = 2
+
+
+class Generator:
+    """Runs requests on the ranks of the cluster view; one per gateway process."""
+
+    def __init__(
+        self,
+        *,
+        cluster: ClusterView,
+        pool: EnginePool,
+        balancer: Balancer,
+        metrics: GatewayMetrics,
+        changed: ChangeSignal,
+        limits: GenerationLimits = GenerationLimits(),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._placer = Placer(cluster, pool, balancer, changed, limits.rank_wait_s, clock)
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._num_queued = 0
+        self._num_open = 0
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are being served now."""
+        return self._num_open
+
+    @property
+    def num_queued(self) -> int:
+        """Those of them that wait for their first output."""
+        return self._num_queued
+
+    async def stream(self, request: GenerationRequest, tokenizer: Tokenizer) -> AsyncGenerator[GenerationEvent, None]:
+        """One PromptReport, then ChoiceDeltas, then one GenerationUsage.
+
+        What can fail before the first token is raised by the first `__anext__`. Closing or cancelling the generator
+        aborts the request in the engine at once.
+        """
+        running = self._begin(request, tokenizer)
+        meter = running.meter
+        deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
+        self._count(1, queued=1)
+        queued, ended = True, False
+        try:
+            while not running.finished:
+                if running.homeless:
+                    running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
+                events = running.collect()
+                if queued and running.reported:
+                    queued = False
+                    self._count(0, queued=-1)
+                for event in events:
+                    yield event
+                if not events and not running.homeless and not running.finished:
+                    await self._wait(running, deadline_s)
+            meter.finished(running.rank, running.finish_reasons, running.usage())
+            ended = True
+            yield running.usage()
+        except GatewayError as error:
+            ended = True
+            meter.failed(error.code or error.type)
+            raise
+        finally:
+            running.close()
+            self._count(-1, queued=-1 if queued else 0)
+            if not ended:
+                self._log_cancelled(request, running)
+
+    def _begin(self, request: GenerationRequest, tokenizer: Tokenizer) -> RunningRequest:
+        model = self._cluster.model()
+        max_tokens = check_request(request, model, sorted(self._cluster.ranks()))
+        if self._num_queued >= self._limits.max_queued:
+            raise Overloaded(f"{self._num_queued} requests are queued here, the limit. Try again later.")
+        # The gateway draws the seed, so that another rank can continue with the same one.
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        return RunningRequest(
+            request,
+            [Choice(index, request, tokenizer, choice_seed(seed, index)) for index in range(request.n)],
+            model=model,
+            max_tokens=max_tokens,
+            engine_request_id=f"{request.request_id}-{secrets.token_hex(4)}",
+            meter=self._metrics.meter(),
+            serves=self._cluster.serves,
+            max_losses=self._limits.max_losses,
+        )
+
+    async def _place(self, running: RunningRequest, request: GenerationRequest, deadline_s: float | None) -> Place:
+        placement = Placement(
+            prompt_token_ids=request.prompt_token_ids,
+            rank=request.rank,
+            session=request.affinity,
+            cache_salt=request.cache_salt,
+            num_choices=len(running.homeless),
+        )
+        give_up_s = self._clock() + self._limits.rank_wait_s
+        while True:
+            try:
+                return await self._placer.place(
+                    placement, refused_by=running.refused_by, full=running.full, deadline_s=deadline_s
+                )
+            except Overloaded as full:
+                # A client cannot repeat an answer that has begun; a new one it can.
+                if not running.losses or self._clock() >= give_up_s:
+                    raise
+                await asyncio.sleep(min(full.retry_after_s or 1.0, 1.0))
+                running.refused_by.clear()
+                running.full = None
+
+    async def _wait(self, running: RunningRequest, deadline_s: float | None) -> None:
+        left_s = self._left_s(deadline_s)
+        if left_s is not None and (left_s <= 0 or not await running.news.wait(left_s)):
+            raise RequestTimeout("The request did not finish within its time.")
+        if left_s is None:
+            await running.news.wait()
+
+    def _left_s(self, deadline_s: float | None) -> float | None:
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    def _count(self, opened: int, *, queued: int) -> None:
+        self._num_open += opened
+        self._num_queued += queued
+        self._metrics.open_requests.set(self._num_open)
+        self._metrics.queued_requests.set(self._num_queued)
+
+    def _log_cancelled(self, request: GenerationRequest, running: RunningRequest) -> None:
+        phase = "decode" if running.reported else "queued"
+        running.meter.cancelled(phase)
+        logger.info(
+            "request %s cancelled in %s on rank %d after %d tokens",
+            request.request_id,
+            phase,
+            running.rank,
+            running.num_generated,
+        )

@@ -1,0 +1,221 @@
+"""What Prometheus scrapes: the deployment as the head tells it, and this gateway's own requests.
+
+Names are `muster:` with the suffixes that dashboards for vLLM use, so that porting one is search and replace. Series
+that describe ranks are the same on every gateway; those that describe requests count this gateway's alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.generation_request import GenerationUsage
+from gateway.ports import RankProgress
+from gateway.ranks import RankLoad, RankState
+
+_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class ObservedCluster(Protocol):
+    """What the gauges are read from when a scrape comes; `gateway.cluster_view.ClusterView` is one."""
+
+    def progress(self) -> Iterable[RankProgress]: ...
+
+    def rank_loads(self) -> dict[int, RankLoad]: ...
+
+
+class GatewayMetrics:
+    """The metrics of one gateway process, in a registry of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.registry = registry = CollectorRegistry()
+        rank = ("dp_rank",)
+        self.time_to_first_token = Histogram(
+            "muster:time_to_first_token_seconds",
+            "From a request's arrival to its first token.",
+            rank,
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.inter_token_latency = Histogram(
+            "muster:inter_token_latency_seconds",
+            "Between two tokens of a choice; tokens that came together share the wait.",
+            rank,
+            buckets=_TOKEN_LATENCY_S,
+            registry=registry,
+        )
+        self.e2e_latency = Histogram(
+            "muster:e2e_request_latency_seconds",
+            "From a request's arrival to its end.",
+            rank,
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+        self.prompt_tokens = Histogram(
+            "muster:request_prompt_tokens",
+            "Prompt tokens per finished request.",
+            rank,
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self.generation_tokens = Histogram(
+            "muster:request_generation_tokens",
+            "Generated tokens per finished request, over its choices.",
+            rank,
+            buckets=_TOKENS,
+            registry=registry,
+        )
+        self.request_success = Counter(
+            "muster:request_success",
+            "Finished choices by reason: stop, length, abort.",
+            (*rank, "finished_reason"),
+            registry=registry,
+        )
+        self.request_errors = Counter(
+            "muster:request_errors", "Requests that ended with an error, by its code.", ("code",), registry=registry
+        )
+        self.cancelled = Counter(
+            "muster:request_cancelled",
+            "Requests whose client left, by what they were busy with: queued, decode.",
+            ("phase",),
+            registry=registry,
+        )
+        self.continued = Counter(
+            "muster:request_continued", "Losses of a rank that a request survived.", rank, registry=registry
+        )
+        self.open_requests = Gauge("muster:gateway_requests_open", "Requests this gateway serves.", registry=registry)
+        self.queued_requests = Gauge(
+            "muster:gateway_requests_queued", "Requests that wait for their first output.", registry=registry
+        )
+        self._http_requests = Counter(
+            "muster:http_requests",
+            "HTTP requests by route and status.",
+            ("route", "method", "status"),
+            registry=registry,
+        )
+        self._http_duration = Histogram(
+            "muster:http_request_duration_seconds",
+            "HTTP requests' duration by route.",
+            ("route", "method"),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
+
+    def observe_cluster(self, cluster: ObservedCluster, served_ranks: Callable[[], set[int]]) -> None:
+        """Adds the ranks' gauges, read at each scrape. `served_ranks` are those this gateway is attached to."""
+        self.registry.register(_ClusterCollector(cluster, served_ranks))
+
+    def render(self) -> bytes:
+        """The metrics in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """Counts a finished HTTP request; `route` is the pattern, never the raw path."""
+        self._http_requests.labels(route, method, str(status)).inc()
+        self._http_duration.labels(route, method).observe(duration_s)
+
+    def meter(self) -> RequestMeter:
+        """Measures one request from now on."""
+        return RequestMeter(self, self._clock)
+
+
+class RequestMeter:
+    """One request's measurements; `finished`, `failed` or `cancelled` is called once, at its end."""
+
+    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_s = clock()
+        self._last_token_s: dict[int, float] = {}
+
+    def tokens(self, rank: int, choice: int, num_tokens: int) -> None:
+        """A choice received tokens."""
+        now_s = self._clock()
+        last_s = self._last_token_s.get(choice)
+        if last_s is not None:
+            self._metrics.inter_token_latency.labels(rank).observe((now_s - last_s) / num_tokens)
+        elif not self._last_token_s:
+            self._metrics.time_to_first_token.labels(rank).observe(now_s - self._arrived_s)
+        self._last_token_s[choice] = now_s
+
+    def continued(self, rank: int) -> None:
+        """The request's rank was lost and it goes on elsewhere."""
+        self._metrics.continued.labels(rank).inc()
+
+    def finished(self, rank: int, reasons: Iterable[str], usage: GenerationUsage) -> None:
+        """Every choice ended."""
+        for reason in reasons:
+            self._metrics.request_success.labels(rank, reason).inc()
+        self._metrics.e2e_latency.labels(rank).observe(self._clock() - self._arrived_s)
+        self._metrics.prompt_tokens.labels(rank).observe(usage.prompt_tokens)
+        self._metrics.generation_tokens.labels(rank).observe(usage.completion_tokens)
+
+    def failed(self, code: str) -> None:
+        """The client got an error."""
+        self._metrics.request_errors.labels(code).inc()
+
+    def cancelled(self, phase: str) -> None:
+        """The client left."""
+        self._metrics.cancelled.labels(phase).inc()
+
+
+class _ClusterCollector(Collector):
+    """Reads the cluster when a scrape comes, so nothing is written per load snapshot."""
+
+    def __init__(self, cluster: ObservedCluster, served_ranks: Callable[[], set[int]]) -> None:
+        self._cluster = cluster
+        self._served_ranks = served_ranks
+
+    def collect(self) -> Iterator[Metric]:
+        loads = self._cluster.rank_loads()
+        yield _gauge("num_requests_running", "Requests that hold KV blocks.", loads, lambda load: load.running)
+        yield _gauge("num_requests_waiting", "Requests without KV blocks.", loads, lambda load: load.waiting)
+        yield _gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", loads, lambda load: load.kv_usage)
+        yield _counter("prompt_tokens", "Prompt tokens.", loads, lambda load: load.prompt_tokens_total)
+        yield _counter("generation_tokens", "Generated tokens.", loads, lambda load: load.generated_tokens_total)
+        yield _counter("prefix_cache_queries", "Tokens looked up.", loads, lambda load: load.prefix_cache_queries_total)
+        yield _counter("prefix_cache_hits", "Tokens found.", loads, lambda load: load.prefix_cache_hits_total)
+        yield _counter("num_preemptions", "Preemptions.", loads, lambda load: load.preemptions_total)
+        yield from self._collect_ranks()
+
+    def _collect_ranks(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily("muster:rank_state", "1 for the state the rank is in.", labels=("dp_rank", "state"))
+        attached = GaugeMetricFamily(
+            "muster:rank_attached", "1 when this gateway can submit to the rank.", labels=("dp_rank",)
+        )
+        served = self._served_ranks()
+        for rank in self._cluster.progress():
+            attached.add_metric((str(rank.rank),), float(rank.rank in served))
+            for state in RankState:
+                if state is not RankState.UNKNOWN:
+                    states.add_metric((str(rank.rank), state.value), float(rank.state == state.value))
+        yield states
+        yield attached
+
+
+def _gauge(
+    name: str, description: str, loads: dict[int, RankLoad], value: Callable[[RankLoad], float | None]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"muster:{name}", description, labels=("dp_rank",))
+    for rank, load in loads.items():
+        if (number := value(load)) is not None:
+            family.add_metric((str(rank),), number)
+    return family
+
+
+def _counter(
+    name: str, description: str, loads: dict[int, RankLoad], value: Callable[[RankLoad], int | None]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"muster:{name}", description, labels=("dp_rank",))
+    for rank, load in loads.items():
+        if (number := value(load)) is not None:
+            family.add_metric((str(rank),), number)
+    return family

@@ -1,0 +1,89 @@
+"""Finds a rank for a request, and waits for one when there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from gateway.balancer import Balancer, Lease, Placement
+from gateway.change_signal import ChangeSignal
+from gateway.cluster_view import ClusterView
+from gateway.engine_link import EngineLink
+from gateway.engine_pool import EnginePool
+from gateway.errors import NoBackend, Overloaded, RequestTimeout
+from gateway.ranks import RankState
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An attached rank and the lease that counts the work there."""
+
+    link: EngineLink
+    lease: Lease
+
+
+class Placer:
+    """The balancer's choice among the ranks that the view calls usable and the pool is attached to."""
+
+    def __init__(
+        self,
+        cluster: ClusterView,
+        pool: EnginePool,
+        balancer: Balancer,
+        changed: ChangeSignal,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._balancer = balancer
+        self._changed = changed
+        self._wait_s = wait_s
+        self._clock = clock
+
+    async def place(
+        self,
+        placement: Placement,
+        *,
+        refused_by: AbstractSet[tuple[int, int]] = frozenset(),
+        full: Overloaded | None = None,
+        deadline_s: float | None = None,
+    ) -> Place:
+        """A place for the request. `refused_by` are (rank, incarnation) that would not take it, and `full` is what they
+        said when their queues were full. Waits up to the limit for a rank; raises NoBackend, Overloaded or, when
+        `deadline_s` on the clock comes first, RequestTimeout."""
+        give_up_s = self._clock() + self._wait_s
+        while True:
+            place = self._try(placement, refused_by)
+            if place is not None:
+                return place
+            if full is not None:
+                raise full
+            now_s = self._clock()
+            if deadline_s is not None and now_s >= deadline_s:
+                raise RequestTimeout("No rank could take the request within its time.")
+            if now_s >= give_up_s:
+                raise NoBackend(self._explain(placement), retry_after_s=5.0)
+            limit_s = give_up_s if deadline_s is None else min(give_up_s, deadline_s)
+            await self._changed.wait(limit_s - now_s)
+
+    def _try(self, placement: Placement, refused_by: AbstractSet[tuple[int, int]]) -> Place | None:
+        links = {}
+        candidates = []
+        for candidate in self._cluster.candidates():
+            link = self._pool.link(candidate.rank)
+            if link is not None and (link.rank, link.incarnation) not in refused_by:
+                links[candidate.rank] = link
+                candidates.append(candidate)
+        lease = self._balancer.acquire(placement, candidates)
+        return None if lease is None else Place(links[lease.rank], lease)
+
+    def _explain(self, placement: Placement) -> str:
+        if placement.rank is not None:
+            rank = self._cluster.ranks().get(placement.rank)
+            state = rank.state.value if rank is not None else RankState.MISSING.value
+            return f"Rank {placement.rank}, which the request asks for, is {state}. Try again later or name no rank."
+        states = ", ".join(f"rank {rank.rank} is {rank.state.value}" for rank in self._cluster.ranks().values())
+        return f"No rank could take the request for {self._wait_s:g} s: {states or 'none is known'}. Try again later."

@@ -1,0 +1,234 @@
+"""One request's choices while they run: where each runs, what came, what is lost; no waiting in here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc
+from muster import v1 as wire
+
+from gateway.attachment import EngineLost, Failed, Finished, Ticket
+from gateway.change_signal import ChangeSignal
+from gateway.choice import Choice
+from gateway.engine_link import EngineLink
+from gateway.errors import EngineFailed, GatewayError, InvalidRequest, Overloaded, RequestTimeout
+from gateway.generation_request import (
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    GenerationUsage,
+    PromptReport,
+)
+from gateway.metrics import RequestMeter
+from gateway.placement import Place
+from gateway.wire_convert import from_request
+
+
+@dataclass(slots=True)
+class _Home:
+    """A place and how many of the request's choices still run there."""
+
+    place: Place
+    num_choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """One choice on one rank."""
+
+    home: _Home
+    ticket: Ticket
+    handle: int
+
+
+class RunningRequest:
+    """The choices of one request.
+
+    A choice runs somewhere, or is homeless (not submitted yet, refused, or its rank was lost), or has finished. What a
+    lost rank sent is kept and goes along as `generated_token_ids`, so the next rank continues the same text. The prompt
+    report comes from choice 0 alone; news of the others wait for it.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        choices: list[Choice],
+        *,
+        model: wire.ModelInfo,
+        max_tokens: int,
+        engine_request_id: str,
+        meter: RequestMeter,
+        serves: Callable[[int], bool],
+        max_losses: int,
+    ) -> None:
+        self.news = ChangeSignal()
+        self.homeless = list(choices)
+        self.refused_by: set[tuple[int, int]] = set()
+        self.full: Overloaded | None = None
+        self.losses = 0
+        self.rank = -1
+        self._request = request
+        self._choices = choices
+        self._model = model
+        self._max_tokens = max_tokens
+        self._engine_request_id = engine_request_id
+        self.meter = meter
+        self._serves = serves
+        self._max_losses = max_losses
+        self._num_submitted = 0
+        self._submissions: dict[int, _Submission] = {}
+        self._report: PromptReport | None = None
+        self._reported = False
+        self._held: list[GenerationEvent] = []
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has its finish reason and nothing is held back."""
+        return self._reported and all(choice.finish_reason is not None for choice in self._choices)
+
+    @property
+    def reported(self) -> bool:
+        """The prompt was computed."""
+        return self._reported
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(len(choice.generated) for choice in self._choices)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of the choices that have one."""
+        return [choice.finish_reason.value for choice in self._choices if choice.finish_reason is not None]
+
+    def usage(self) -> GenerationUsage:
+        """The prompt once, completion tokens over all choices."""
+        cached = self._report.cached_tokens if self._report is not None else 0
+        return GenerationUsage(len(self._request.prompt_token_ids), self.num_generated, cached)
+
+    def submit(self, place: Place, timeout_s: float | None) -> None:
+        """Sends all homeless choices to one place."""
+        homeless, self.homeless = self.homeless, []
+        home = _Home(place, len(homeless))
+        self.rank = place.link.rank
+        for choice in homeless:
+            ticket = Ticket(self.news)
+            handle = place.link.submit(
+                ticket, self._wire_request(choice), timeout_s=timeout_s, traceparent=self._request.traceparent
+            )
+            self._submissions[choice.index] = _Submission(home, ticket, handle)
+
+    def collect(self) -> list[GenerationEvent]:
+        """What can be told now. Raises the GatewayError that ends the request."""
+        events: list[GenerationEvent] = []
+        lost: EngineLost | None = None
+        for index, submission in list(self._submissions.items()):
+            ticket = submission.ticket
+            end = ticket.end
+            self._find_report(index, ticket)
+            if end is None and not ticket.token_ids:
+                continue
+            choice = self._choices[index]
+            if isinstance(end, Finished) and self._gave_up(end, submission):
+                end = EngineLost(submission.home.place.link.rank, "the engine gave the request up")
+            self._advance(choice, ticket, end if isinstance(end, Finished) else None, events)
+            if choice.finish_reason is not None:
+                self._leave(index)
+            elif isinstance(end, Failed):
+                self._leave(index)
+                self._refused(choice, end, submission.home.place.link)
+            elif isinstance(end, EngineLost):
+                self._leave(index)
+                self.homeless.append(choice)
+                lost = end
+        if lost is not None:
+            self._lost(lost)
+        return self._release(events)
+
+    def close(self) -> None:
+        """Aborts what still runs and gives the leases back; harmless when all is over."""
+        for index in list(self._submissions):
+            self._leave(index)
+
+    def _advance(self, choice: Choice, ticket: Ticket, end: Finished | None, events: list[GenerationEvent]) -> None:
+        token_ids, logprobs = ticket.take()
+        if token_ids:
+            self.meter.tokens(self.rank, choice.index, len(token_ids))
+        delta = choice.advance(token_ids, logprobs, end)
+        if delta is not None:
+            events.append(delta)
+
+    def _find_report(self, index: int, ticket: Ticket) -> None:
+        if self._report is not None or index != 0:
+            return
+        if ticket.prompt is not None:
+            self._report = ticket.prompt
+        elif isinstance(ticket.end, Finished):
+            self._report = PromptReport(len(self._request.prompt_token_ids), ticket.end.cached_tokens)
+
+    def _release(self, events: list[GenerationEvent]) -> list[GenerationEvent]:
+        if self._reported:
+            return events
+        self._held += events
+        if self._report is None:
+            return []
+        held, self._held = self._held, []
+        self._reported = True
+        return [self._report, *held]
+
+    def _leave(self, index: int) -> None:
+        submission = self._submissions.pop(index)
+        home = submission.home
+        home.place.link.abort(submission.handle, submission.ticket)
+        home.num_choices -= 1
+        if not home.num_choices:
+            home.place.lease.release()
+
+    def _gave_up(self, end: Finished, submission: _Submission) -> bool:
+        """A draining rank that ran out of time aborts what it has; that is no end of the request."""
+        return end.reason is FinishReason.ABORT and not self._serves(submission.home.place.link.rank)
+
+    def _lost(self, lost: EngineLost) -> None:
+        self.losses += 1
+        if self._request.rank is not None:
+            raise EngineFailed(
+                f"Rank {lost.rank}, which the request asks for, was lost while it ran. Try again, or name no rank.",
+                deterministic=False,
+            )
+        if self.losses >= self._max_losses:
+            raise EngineFailed(f"The request lost its rank {self.losses} times, last: {lost.message}.")
+        self.meter.continued(lost.rank)
+
+    def _refused(self, choice: Choice, failed: Failed, link: EngineLink) -> None:
+        error = _to_error(failed, link.rank)
+        if isinstance(error, Overloaded):
+            self.full = error
+        elif failed.code != grpc.StatusCode.UNAVAILABLE.value[0]:
+            raise error
+        self.refused_by.add((link.rank, link.incarnation))
+        self.homeless.append(choice)
+
+    def _wire_request(self, choice: Choice) -> wire.GenerateRequest:
+        self._num_submitted += 1
+        return from_request(
+            self._request,
+            # Unique among live requests, also when a caller uses one id twice or a lost rank comes back early.
+            request_id=f"{self._engine_request_id}-{self._num_submitted}",
+            seed=choice.seed,
+            max_tokens=self._max_tokens,
+            generated_token_ids=choice.generated,
+            with_prompt_logprobs=choice.index == 0 and self._report is None,
+            defaults=self._model.default_sampling,
+        )
+
+
+def _to_error(failed: Failed, rank: int) -> GatewayError:
+    code = failed.code
+    if code in (grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.OUT_OF_RANGE.value[0]):
+        return InvalidRequest(failed.field or None, failed.message)
+    if code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
+        return Overloaded(failed.message, retry_after_s=failed.retry_after_s or 1.0)
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]:
+        return RequestTimeout("The request did not finish within its time.")
+    return EngineFailed(f"Rank {rank} failed on the request: {failed.message}")
