@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -48,7 +48,7 @@ class EngineServicer(wire.EngineServiceServicer):
         key = self._intake.submit(request, mailbox)
         # A call that is cancelled while a message is being written leaves this generator to the garbage collector;
         # the callback runs at once.
-        context.add_done_callback(lambda context: self._intake.leave(key))
+        _when_over(context, lambda: self._intake.leave(key))
         try:
             while True:
                 delta = await mailbox.take()
@@ -74,12 +74,12 @@ class EngineServicer(wire.EngineServiceServicer):
         self._attachments.add(stream)
         reader = asyncio.create_task(stream.read(frames), name=f"attach {opened.gateway}")
 
-        def leave(context: _Context) -> None:
+        def leave() -> None:
             reader.cancel()
             stream.leave()
             self._attachments.discard(stream)
 
-        context.add_done_callback(leave)
+        _when_over(context, leave)
         _log.info("gateway %r attached", opened.gateway)
         try:
             attached = wire.Attached(rank=snapshot.rank, incarnation=self._state.incarnation, model=snapshot.model)
@@ -89,7 +89,7 @@ class EngineServicer(wire.EngineServiceServicer):
             if reader.done():
                 reader.result()  # a fault of ours in the reader ends the stream with INTERNAL
         finally:
-            leave(context)
+            leave()
             _log.info("gateway %r detached", opened.gateway)
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> wire.AbortResponse:
@@ -144,6 +144,11 @@ class EngineServicer(wire.EngineServiceServicer):
             yield convert.to_step_stats(stats)
             if min_interval_s > 0:
                 await self._load_feed.pause(min_interval_s)
+
+
+def _when_over(context: _Context, act: Callable[[], object]) -> None:
+    """Calls `act` as soon as the call is over, however it ended."""
+    context.add_done_callback(lambda _: act())  # type: ignore[arg-type]  # the stub asks for an instance, not a callable
 
 
 def _to_response(delta: Delta, *, final: bool) -> wire.GenerateResponse:
