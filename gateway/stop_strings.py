@@ -67,8 +67,11 @@ class StopStrings:
 
     def _partial(self, window: str) -> int:
         """Length of the longest tail of `window` that begins a stop string."""
-        for length in range(min(self._longest - 1, len(window)), 0, -1):
-            tail = window[len(window) - length :]
-            if any(len(string) > length and string.startswith(tail) for string in self._strings):
-                return length
-        return 0
+        best = 0
+        for string in self._strings:
+            begin = window.find(string[0], max(0, len(window) - len(string) + 1))
+            while begin >= 0 and not string.startswith(window[begin:]):
+                begin = window.find(string[0], begin + 1)
+            if begin >= 0:
+                best = max(best, len(window) - begin)
+        return best

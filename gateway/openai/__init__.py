@@ -1,0 +1,1 @@
+"""The OpenAI wire format: requests parsed into values, events turned into response bodies."""

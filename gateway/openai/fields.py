@@ -1,0 +1,130 @@
+"""Reads typed values out of a JSON object, or says which field is wrong, how, and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, overload
+
+from gateway.errors import InvalidRequest
+
+_SHOWN = 60  # characters of a wrong value that are quoted back
+
+
+class Fields:
+    """One JSON object of a request. A `null` is an absent field, as in OpenAI's schema."""
+
+    def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
+        self._values = values
+        self._prefix = prefix
+
+    def path(self, name: str) -> str:
+        """The field's full name for messages, for example "stream_options.include_usage"."""
+        return self._prefix + name
+
+    def raw(self, name: str) -> object:
+        return self._values.get(name)
+
+    def refuse(self, name: str, expected: str) -> NoReturn:
+        shown = repr(self._values.get(name))
+        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+        raise InvalidRequest(self.path(name), f"Invalid '{self.path(name)}': got {shown}, expected {expected}.")
+
+    def missing(self, name: str) -> NoReturn:
+        raise InvalidRequest(
+            self.path(name), f"Missing required parameter: '{self.path(name)}'.", "missing_required_parameter"
+        )
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(name, "true or false")
+        return value
+
+    @overload
+    def integer(self, name: str, default: int, *, low: int, high: int) -> int: ...
+    @overload
+    def integer(self, name: str, default: None = None, *, low: int, high: int) -> int | None: ...
+    def integer(self, name: str, default: int | None = None, *, low: int, high: int) -> int | None:
+        value = self._values.get(name)
+        if value is None:
+            return default
+        number = _as_integer(value)
+        if number is None or not low <= number <= high:
+            self.refuse(name, f"an integer from {low} to {high}")
+        return number
+
+    def number(self, name: str, *, low: float, high: float, above_low: bool = False) -> float | None:
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            self.refuse(name, f"a number from {low:g} to {high:g}")
+        if above_low and value <= low:
+            self.refuse(name, f"a number greater than {low:g}")
+        return float(value)
+
+    def string(self, name: str, *, max_length: int) -> str | None:
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or len(value) > max_length:
+            self.refuse(name, f"a string of at most {max_length} characters")
+        return value
+
+    def strings(self, name: str, *, max_items: int, max_length: int) -> tuple[str, ...]:
+        """A string or a list of non-empty strings."""
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        items = [value] if isinstance(value, str) else value
+        if not isinstance(items, list) or len(items) > max_items:
+            self.refuse(name, f"a string or a list of at most {max_items} strings")
+        for item in items:
+            if not isinstance(item, str) or not 0 < len(item) <= max_length:
+                self.refuse(name, f"non-empty strings of at most {max_length} characters")
+        return tuple(items)
+
+    def token_ids(self, name: str, *, vocab_size: int, max_items: int) -> tuple[int, ...]:
+        value = self._values.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or len(value) > max_items:
+            self.refuse(name, f"a list of at most {max_items} token ids")
+        return valid_token_ids(value, self.path(name), vocab_size)
+
+    def nested(self, name: str) -> Fields | None:
+        """A nested object, whose fields are then named "outer.inner"."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return Fields(value, prefix=f"{self.path(name)}.")
+
+    def mapping(self, name: str) -> Mapping[str, object]:
+        value = self._values.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.refuse(name, "an object")
+        return value
+
+
+def valid_token_ids(values: Sequence[object], param: str, vocab_size: int) -> tuple[int, ...]:
+    """Checks that every value is an id of the vocabulary: a wrong one must never reach a tensor index."""
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
+            shown = repr(value)[:_SHOWN]
+            raise InvalidRequest(
+                param, f"Invalid '{param}': got {shown}, expected token ids from 0 to {vocab_size - 1}."
+            )
+    return tuple(values)  # type: ignore[arg-type]  # checked above
+
+
+def _as_integer(value: object) -> int | None:
+    # Clients in languages with one number type send 5.0 for 5.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,156 @@
+"""The options that completions and chats share, parsed and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.errors import InvalidRequest
+from gateway.generation_request import Sampling
+from gateway.openai.fields import Fields
+
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+_MAX_STOP_STRINGS = 16
+_MAX_STOP_LENGTH = 1024
+_MAX_IDS = 4096
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What requests are checked against."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How to stream. Usage chunks come only when asked for; `continuous_usage` puts cumulative usage on every chunk."""
+
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How to generate, report and stop. `bad_words` are text still; `truncate_prompt_tokens` keeps the prompt's end."""
+
+    sampling: Sampling
+    bad_words: tuple[str, ...]
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    stop_strings: tuple[str, ...]
+    include_stop_string: bool
+    n: int
+    prompt_logprobs: int | None
+    skip_special_tokens: bool
+    return_token_ids: bool
+    tokens_as_ids: bool
+    truncate_prompt_tokens: int | None
+    rank: int | None
+    priority: int
+    cache_salt: str
+    affinity: str | None
+    request_id: str | None
+
+
+def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
+    """Raises InvalidRequest naming the first wrong field."""
+    n = fields.integer("n", 1, low=1, high=MAX_CHOICES)
+    best_of = fields.integer("best_of", low=1, high=MAX_CHOICES)
+    if best_of is not None and best_of > n:
+        raise InvalidRequest(
+            "best_of", f"Unsupported parameter 'best_of': {best_of} is more than n = {n}.", "unsupported_parameter"
+        )
+    prompt_logprobs = fields.integer("prompt_logprobs", low=0, high=MAX_LOGPROBS)
+    if prompt_logprobs is not None and fields.boolean("stream"):
+        raise InvalidRequest("prompt_logprobs", "'prompt_logprobs' cannot be streamed; send stream false.")
+    return GenerationOptions(
+        sampling=_parse_sampling(fields, limits),
+        bad_words=fields.strings("bad_words", max_items=128, max_length=_MAX_STOP_LENGTH),
+        min_tokens=fields.integer("min_tokens", 0, low=0, high=limits.max_model_len),
+        stop_token_ids=fields.token_ids("stop_token_ids", vocab_size=limits.vocab_size, max_items=_MAX_IDS),
+        ignore_eos=fields.boolean("ignore_eos"),
+        stop_strings=fields.strings("stop", max_items=_MAX_STOP_STRINGS, max_length=_MAX_STOP_LENGTH),
+        include_stop_string=fields.boolean("include_stop_str_in_output"),
+        n=n,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=fields.boolean("skip_special_tokens", True),
+        return_token_ids=fields.boolean("return_token_ids"),
+        tokens_as_ids=fields.boolean("return_tokens_as_token_ids"),
+        truncate_prompt_tokens=_parse_truncation(fields, limits),
+        rank=fields.integer("routed_dp_rank", low=0, high=_INT32),
+        priority=fields.integer("priority", 0, low=-_INT32, high=_INT32),
+        cache_salt=fields.string("cache_salt", max_length=256) or "",
+        affinity=fields.string("session_id", max_length=256) or fields.string("prompt_cache_key", max_length=256),
+        request_id=fields.string("request_id", max_length=128),
+    )
+
+
+def parse_max_tokens(fields: Fields, name: str, *, low: int) -> int | None:
+    """More than the context holds is fine, it is clamped; wrong types and negative numbers are not."""
+    return fields.integer(name, low=low, high=_INT64)
+
+
+def check_min_tokens(options: GenerationOptions, max_tokens: int | None) -> None:
+    if max_tokens is not None and options.min_tokens > max_tokens:
+        raise InvalidRequest(
+            "min_tokens", f"'min_tokens' is {options.min_tokens}, more than max_tokens = {max_tokens}; lower it."
+        )
+
+
+def parse_stream_options(fields: Fields) -> StreamOptions:
+    stream = fields.boolean("stream")
+    options = fields.nested("stream_options")
+    if options is None:
+        return StreamOptions(stream=stream)
+    if not stream:
+        raise InvalidRequest("stream_options", "'stream_options' is only allowed together with stream true.")
+    include_usage = options.boolean("include_usage")
+    continuous = options.boolean("continuous_usage_stats")
+    return StreamOptions(stream=True, include_usage=include_usage, continuous_usage=include_usage and continuous)
+
+
+def _parse_sampling(fields: Fields, limits: ModelLimits) -> Sampling:
+    top_k = fields.integer("top_k", low=-1, high=_INT64)
+    allowed = fields.token_ids("allowed_token_ids", vocab_size=limits.vocab_size, max_items=limits.vocab_size)
+    if fields.raw("allowed_token_ids") is not None and not allowed:
+        fields.refuse("allowed_token_ids", "at least one token id")
+    return Sampling(
+        temperature=fields.number("temperature", low=0.0, high=2.0),
+        top_p=fields.number("top_p", low=0.0, high=1.0),
+        # More than the vocabulary keeps everything, and so do 0 and -1.
+        top_k=None if top_k is None else max(0, top_k) if top_k < limits.vocab_size else 0,
+        min_p=fields.number("min_p", low=0.0, high=1.0),
+        presence_penalty=fields.number("presence_penalty", low=-2.0, high=2.0),
+        frequency_penalty=fields.number("frequency_penalty", low=-2.0, high=2.0),
+        repetition_penalty=fields.number("repetition_penalty", low=0.0, high=100.0, above_low=True),
+        seed=fields.integer("seed", low=-_INT64 - 1, high=_INT64),
+        logit_bias=_parse_logit_bias(fields, limits),
+        allowed_token_ids=allowed,
+    )
+
+
+def _parse_logit_bias(fields: Fields, limits: ModelLimits) -> Mapping[int, float]:
+    """Ids are the keys of a JSON object and so arrive as strings."""
+    entries = fields.mapping("logit_bias")
+    biases: dict[int, float] = {}
+    for key, bias in entries.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < limits.vocab_size):
+            fields.refuse("logit_bias", f"token ids from 0 to {limits.vocab_size - 1} as keys, not {key[:20]!r}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            fields.refuse("logit_bias", f"a number from -100 to 100 for id {key}")
+        biases[int(key)] = float(bias)
+    return biases
+
+
+def _parse_truncation(fields: Fields, limits: ModelLimits) -> int | None:
+    tokens = fields.integer("truncate_prompt_tokens", low=-1, high=limits.max_model_len)
+    if tokens == 0:
+        fields.refuse("truncate_prompt_tokens", "at least 1, or -1 for as much as fits")
+    return limits.max_model_len - 1 if tokens == -1 else tokens
