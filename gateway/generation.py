@@ -48,7 +48,7 @@ class Generator:
         balancer: Balancer,
         metrics: GatewayMetrics,
         changed: ChangeSignal,
-        limits: GenerationLimits = GenerationLimits(),
+        limits: GenerationLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster

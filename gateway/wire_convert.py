@@ -96,8 +96,8 @@ def to_finish_reason(reason: int) -> FinishReason:
     return _FINISH_REASONS.get(reason, FinishReason.STOP)
 
 
-def from_finish_reason(reason: FinishReason) -> wire.FinishReason.ValueType:
-    return _TO_FINISH_REASONS[reason]
+def from_finish_reason(reason: FinishReason | None) -> wire.FinishReason.ValueType:
+    return wire.FINISH_REASON_UNSPECIFIED if reason is None else _TO_FINISH_REASONS[reason]
 
 
 def to_logprobs(entries: Sequence[wire.TokenLogprobs]) -> tuple[TokenLogprob, ...]:

@@ -1,0 +1,81 @@
+"""Everything behind a gateway's front ends, put together: view, pool, balancer, generator, metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from muster import v1 as wire
+
+from gateway.balancer import Balancer
+from gateway.change_signal import ChangeSignal
+from gateway.cluster_view import ClusterView
+from gateway.engine_link import Dial
+from gateway.engine_pool import EnginePool
+from gateway.generation import GenerationLimits, Generator
+from gateway.metrics import GatewayMetrics
+
+
+class Backend:
+    """One gateway's half of the cluster. Build it and `start` it on the event loop that will serve.
+
+    `gateway` is how this process appears in the roster, its name unique in the deployment; `scope` lists the global
+    ranks it may use, None means all; `dial` makes a channel to a gRPC target.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_target: str,
+        gateway: wire.GatewayEntry,
+        host_id: str,
+        dial: Dial,
+        scope: Sequence[int] | None = None,
+        limits: GenerationLimits | None = None,
+    ) -> None:
+        changed = ChangeSignal()
+        self._balancer = Balancer()
+        self.metrics = GatewayMetrics()
+        self.pool = EnginePool(
+            gateway=gateway.name,
+            host_id=host_id,
+            dial=dial,
+            changed=changed,
+            on_gone=self._balancer.forget_rank,
+        )
+        self.cluster = ClusterView(
+            head_target=head_target,
+            gateway=gateway,
+            host_id=host_id,
+            dial=dial,
+            changed=changed,
+            scope=scope,
+            in_flight=self._balancer.in_flight,
+            on_roster=self._follow,
+        )
+        self.generator = Generator(
+            cluster=self.cluster,
+            pool=self.pool,
+            balancer=self._balancer,
+            metrics=self.metrics,
+            changed=changed,
+            limits=limits or GenerationLimits(),
+        )
+        self.metrics.observe_cluster(self.cluster, self._attached)
+
+    def start(self) -> None:
+        """Starts watching the head; engines are dialled as the roster names them."""
+        self.cluster.start()
+
+    async def close(self) -> None:
+        """Leaves the roster and ends all streams; requests still running fail, so let them end first."""
+        await self.cluster.close()
+        await self.pool.close()
+
+    def _follow(self, cluster: ClusterView) -> None:
+        self._balancer.configure(
+            num_gateways=cluster.num_gateways, gateway_index=cluster.gateway_index, num_ranks=cluster.num_ranks
+        )
+        self.pool.reconcile(cluster.ranks())
+
+    def _attached(self) -> set[int]:
+        return {number for number in self.cluster.ranks() if self.pool.link(number) is not None}
