@@ -1,0 +1,30 @@
+"""The memory of the paged KV cache: per layer one tensor of keys and one of values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KvCache:
+    """[num_blocks, block_size, K, D] per layer, for keys and for values.
+
+    Memory starts as zeros: what a mask hides is still multiplied by zero, and stray infinities would survive that.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.keys: tuple[Tensor, ...] = torch.zeros(shape, dtype=dtype, device=device).unbind()
+        self.values: tuple[Tensor, ...] = torch.zeros(shape, dtype=dtype, device=device).unbind()

@@ -1,0 +1,120 @@
+"""The transformer of the Llama family: one file, differences as data.
+
+Letters: T tokens of the step (all sequences, flattened), H hidden, N query heads, K key/value heads,
+D head dimension, I intermediate, V vocabulary, R rows that need logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.backend import AttentionBackend
+from engine.model.config import ModelConfig
+from engine.model.layers import Linear, RmsNorm
+from engine.model.rope import inverse_frequencies, rotate, rotation
+from engine.model.weights import WeightSource
+
+
+class Llama:
+    """Token ids in, logits out; what a token sees of the others is the attention backend's business."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        """Loads all weights. `progress` is called with layers loaded and their number."""
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        load = _Loader(weights, dtype, device)
+        progress(0, config.num_layers)
+        self._embedding = load.tensor("model.embed_tokens.weight")  # [V, H]
+        self._layers = []
+        for index in range(config.num_layers):
+            self._layers.append(_Layer(index, config, load))
+            progress(index + 1, config.num_layers)
+        self._norm = RmsNorm(load.tensor("model.norm.weight"), config.rms_norm_eps)
+        head = self._embedding if config.tied_embeddings else load.tensor("lm_head.weight")
+        self._head = Linear(head)
+        self._frequencies = inverse_frequencies(config).to(device)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        """token_ids, positions: [T] int64. Returns the last layer's output before the final norm, [T, H].
+
+        `attention` has planned this step.
+        """
+        x = F.embedding(token_ids, self._embedding)
+        cos, sin = rotation(positions, self._frequencies, self.dtype)
+        for layer in self._layers:
+            x = layer.forward(x, cos, sin, attention)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, H], rows of what `forward` returned. Returns [R, V] in the model's dtype."""
+        return self._head(self._norm(hidden))
+
+
+class _Layer:
+    """Attention, then the gated feed-forward network, each on the normalised residual stream."""
+
+    def __init__(self, index: int, config: ModelConfig, load: _Loader) -> None:
+        prefix = f"model.layers.{index}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        eps = config.rms_norm_eps
+        self._index = index
+        self._num_heads, self._num_kv_heads, self._head_dim = (
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self._attention_norm = RmsNorm(load.tensor(f"{prefix}.input_layernorm.weight"), eps)
+        self._qkv = load.linear([f"{attention}.{part}_proj" for part in "qkv"], bias=config.qkv_bias)
+        self._q_norm = self._k_norm = None
+        if config.qk_norm:
+            self._q_norm = RmsNorm(load.tensor(f"{attention}.q_norm.weight"), eps)
+            self._k_norm = RmsNorm(load.tensor(f"{attention}.k_norm.weight"), eps)
+        self._output = load.linear([f"{attention}.o_proj"], bias=config.output_bias)
+        self._mlp_norm = RmsNorm(load.tensor(f"{prefix}.post_attention_layernorm.weight"), eps)
+        self._gate_up = load.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], bias=config.mlp_bias)
+        self._down = load.linear([f"{mlp}.down_proj"], bias=config.mlp_bias)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend) -> Tensor:
+        """x: [T, H]; cos, sin: [T, 1, D / 2]. Returns [T, H]."""
+        x = x + self._attend(self._attention_norm(x), cos, sin, attention)
+        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)  # [T, I] each
+        return x + self._down(F.silu(gate).mul_(up))
+
+    def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend) -> Tensor:
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        qkv = self._qkv(x).view(x.shape[0], num_heads + 2 * num_kv_heads, self._head_dim)
+        qk, v = torch.split(qkv, [num_heads + num_kv_heads, num_kv_heads], dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            qk = torch.cat((self._q_norm(qk[:, :num_heads]), self._k_norm(qk[:, num_heads:])), dim=1)
+        q, k = torch.split(rotate(qk, cos, sin), [num_heads, num_kv_heads], dim=1)
+        out = attention.attend(self._index, q, k, v)  # [T, N, D]
+        return self._output(out.reshape(x.shape[0], num_heads * self._head_dim))
+
+
+class _Loader:
+    """Reads tensors into the computation's dtype and fuses matrices that share their input."""
+
+    def __init__(self, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights = weights
+        self._dtype = dtype
+        self._device = device
+
+    def tensor(self, name: str) -> Tensor:
+        return self._weights.read(name).to(device=self._device, dtype=self._dtype)
+
+    def linear(self, names: list[str], *, bias: bool) -> Linear:
+        """One linear map whose output is the outputs of all named ones, in order."""
+        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
+        return Linear(weight, torch.cat([self.tensor(f"{name}.bias") for name in names]) if bias else None)
