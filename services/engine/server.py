@@ -123,7 +123,8 @@ class EngineProcess:
         try:
             self._state.listening(self._listen())
         except ListenError as error:
-            _log.error("%s", error)
+            _log.error("the engine cannot start: %s", error)
+            await self._server.stop(0)
             return EXIT_FAILED
         await self._server.start()
         self._server.set_serving("", True)
@@ -135,7 +136,11 @@ class EngineProcess:
             self._spawn(LoadReporter(self._state, self._feed).run(), "load reports"),
             self._spawn(self._obey_signals(stop), "signals"),
         ]
-        ending = await self._ending
+        try:
+            ending = await self._ending
+        except asyncio.CancelledError:
+            await self._stop(_Ending(EXIT_FAILED, "cancelled", 0.0), membership, others)
+            raise
         await self._stop(ending, membership, others)
         return ending.exit_code
 

@@ -37,9 +37,7 @@ def test_absent_fields_take_the_domain_defaults() -> None:
 
 def test_present_zeros_are_zeros() -> None:
     sampling = wire.SamplingParams(temperature=0, top_p=0, top_k=0, seed=0)
-    message = generate_request(
-        sampling=sampling, stop=wire.StopConditions(max_tokens=0), logprobs=0, prompt_logprobs=0
-    )
+    message = generate_request(sampling=sampling, stop=wire.StopConditions(max_tokens=0), logprobs=0, prompt_logprobs=0)
     request = to_request(message)
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.0, 0.0, 0)
     assert (request.stop.max_tokens, request.logprobs, request.prompt_logprobs) == (0, 0, 0)
@@ -75,9 +73,7 @@ def test_every_field_arrives() -> None:
         0.5, 7, 0.25, 0.125, -1.5, 1.5, 1.25, -9, {5: -100.0, 6: 100.0}, (5, 6, 7), ((8, 9),)
     )
     conditions = domain.StopConditions(9, 2, frozenset({4}), True)
-    assert to_request(message) == domain.Request(
-        "key", (1, 2, 3), expected, conditions, (10, 11), 20, 3, -5, "salt"
-    )
+    assert to_request(message) == domain.Request("key", (1, 2, 3), expected, conditions, (10, 11), 20, 3, -5, "salt")
 
 
 def test_a_temperature_too_small_for_float32_is_greedy() -> None:

@@ -1,0 +1,195 @@
+"""Membership and load reports against the real head."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from muster import v1 as wire
+
+from services.engine.membership import Membership, RejectedError
+from services.engine.state import EngineState
+from services.head.server import RENDEZVOUS_SERVICE
+from services.rpc.channels import dial
+from services.rpc.server import RpcServer
+from tests.services.engine.conftest import TIMEOUT_S, eventually, running_head
+
+
+class RecordedCommands:
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def drain(self, timeout_s: float | None) -> None:
+        self.seen.append(("drain", timeout_s))
+
+    def undrain(self) -> None:
+        self.seen.append("undrain")
+
+    def stop(self, reason: str, timeout_s: float | None) -> None:
+        self.seen.append(("stop", reason, timeout_s))
+
+
+class Member:
+    """A membership without an engine behind it."""
+
+    def __init__(self, head_target: str, incarnation: int = 1, **hello: object) -> None:
+        self.state = EngineState(incarnation)
+        self.state.listening(("127.0.0.1:1",))
+        self.commands = RecordedCommands()
+        fields = {
+            "protocol": wire.ProtocolRange(min=1, max=1),
+            "host": "test-host",
+            "host_id": "test",
+            "pid": os.getpid(),
+            "incarnation": incarnation,
+        }
+        self.membership = Membership(
+            head_target=head_target,
+            hello=wire.Hello(**{**fields, **hello}),  # type: ignore[arg-type]
+            state=self.state,
+            loop_idle_ms=lambda: 0,
+            commands=self.commands,
+        )
+
+    def serve(self) -> None:
+        model = wire.ModelInfo(fingerprint="f", max_model_len=10, block_size=16)
+        self.state.serving(model, device="cpu", attention_backend="torch", num_threads=1)
+
+    async def rejection(self) -> RejectedError:
+        async with asyncio.timeout(TIMEOUT_S):
+            with pytest.raises(RejectedError) as caught:
+                await self.membership.run()
+        return caught.value
+
+
+@asynccontextmanager
+async def running(member: Member) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(member.membership.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def rank_entry_when(head_target: str, rank: int, condition: Callable[[wire.RankEntry], object]) -> wire.RankEntry:
+    """The roster's entry of a rank, as soon as `condition` holds for it."""
+    async with dial(head_target) as channel, asyncio.timeout(TIMEOUT_S):
+        watch = wire.RendezvousServiceStub(channel).WatchRoster(wire.WatchRosterRequest())
+        async for response in watch:
+            if condition(response.roster.ranks[rank]):
+                watch.cancel()
+                return response.roster.ranks[rank]
+    raise AssertionError("the head ended the watch")
+
+
+async def rank_reaches(head_target: str, rank: int, state: int) -> wire.RankEntry:
+    return await rank_entry_when(head_target, rank, lambda entry: entry.state == state)
+
+
+async def test_a_member_joins_loads_and_is_accepted(head_target: str) -> None:
+    member = Member(head_target, rank=1)
+    member.state.progress(wire.ENGINE_PHASE_LOADING_WEIGHTS, 3, 10)
+    async with running(member):
+        await eventually(lambda: member.state.now.rank == 1)
+        entry = await rank_entry_when(head_target, 1, lambda entry: entry.phase_done == 3)
+        assert (entry.phase, entry.phase_total) == (wire.ENGINE_PHASE_LOADING_WEIGHTS, 10)
+        member.serve()
+        await eventually(lambda: member.state.now.accepted)
+        entry = await rank_reaches(head_target, 1, wire.RANK_STATE_READY)
+        assert list(entry.targets) == ["127.0.0.1:1"]
+
+
+async def test_a_draining_member_is_shown_and_a_goodbye_ends_the_membership(head_target: str) -> None:
+    member = Member(head_target, rank=0)
+    member.serve()
+    async with running(member) as task:
+        await rank_reaches(head_target, 0, wire.RANK_STATE_READY)
+        member.state.drain(True)
+        await rank_reaches(head_target, 0, wire.RANK_STATE_DRAINING)
+        member.state.stopping("test")
+        member.state.leave()
+        async with asyncio.timeout(TIMEOUT_S):
+            await task
+        await rank_reaches(head_target, 0, wire.RANK_STATE_MISSING)
+
+
+class CommandingHead(wire.RendezvousServiceServicer):
+    """Welcomes whoever comes and sends every command once."""
+
+    async def Register(
+        self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
+    ) -> AsyncIterator[wire.RegisterResponse]:
+        await anext(aiter(request_iterator))
+        yield wire.RegisterResponse(welcome=wire.Welcome(rank=0))
+        yield wire.RegisterResponse(drain=wire.DrainCommand(timeout=Duration(seconds=3)))
+        yield wire.RegisterResponse(undrain=wire.UndrainCommand())
+        yield wire.RegisterResponse(regroup=wire.RegroupCommand())  # not known to dense engines
+        yield wire.RegisterResponse(stop=wire.StopCommand(reason="enough"))
+        await asyncio.Event().wait()
+
+
+async def test_commands_of_the_head_arrive() -> None:
+    server = RpcServer()
+    server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, CommandingHead())
+    port = server.listen_tcp("127.0.0.1", 0, flags="test")
+    await server.start()
+    member = Member(f"127.0.0.1:{port}")
+    async with running(member):
+        await eventually(lambda: len(member.commands.seen) == 3)
+    assert member.commands.seen == [("drain", 3.0), "undrain", ("stop", "enough", None)]
+    await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("hello", "field"),
+    [
+        ({"deployment_id": "other"}, "deployment_id"),
+        ({"rank": 2}, "rank"),
+        ({"data_parallel_size": 3}, "data_parallel_size"),
+        ({"protocol": wire.ProtocolRange(min=7, max=9)}, "protocol"),
+    ],
+)
+async def test_a_rejection_is_final_and_names_the_field(head_target: str, hello: dict[str, object], field: str) -> None:
+    rejected = await Member(head_target, **hello).rejection()  # type: ignore[arg-type]
+    assert [violation.field for violation in rejected.error.violations] == [field]
+
+
+async def test_a_newer_process_takes_the_rank_over_for_good(head_target: str) -> None:
+    old, new = Member(head_target, incarnation=1, rank=0), Member(head_target, incarnation=2, rank=0, host_id="new")
+    rejection = asyncio.create_task(old.rejection())
+    await rank_reaches(head_target, 0, wire.RANK_STATE_JOINING)
+    async with running(new):
+        assert (await rejection).error.code.name == "ABORTED"
+
+
+async def test_a_member_registers_again_when_the_head_comes_back() -> None:
+    async with running_head() as target:
+        member = Member(target)
+        member.serve()
+        task = asyncio.create_task(member.membership.run())
+        await eventually(lambda: member.state.now.accepted)
+    rank = member.state.now.rank
+    assert rank is not None
+    try:
+        async with running_head(port=int(target.rpartition(":")[2])):
+            entry = await rank_reaches(target, rank, wire.RANK_STATE_READY)
+            assert entry.incarnation == 1
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_member_waits_for_a_head_that_is_not_there_yet() -> None:
+    async with running_head() as target:
+        pass
+    member = Member(target)
+    async with running(member) as task:
+        async with running_head(port=int(target.rpartition(":")[2])):
+            await eventually(lambda: member.state.now.rank is not None)
+        assert not task.done()
