@@ -1,0 +1,148 @@
+"""Chooses the next token of each sequence, vectorised over the batch.
+
+Order: allowed tokens, bad words and min_tokens, logit bias, penalties, temperature, min-p, top-k, top-p, noise.
+A sequence that asks for none of it costs its share of one arg max. The choice for a sequence depends on its own
+logits, tokens and parameters only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from engine.batch import Sampled
+from engine.request import TokenLogprobs
+from engine.runner.filters import filter_logits
+from engine.runner.logprobs import token_logprobs
+from engine.runner.noise import gumbel_noise, noise_key
+from engine.runner.penalties import PenaltyTable
+from engine.runner.sampling_plan import SamplingPlan
+from engine.sequence import Sequence
+
+
+class Sampler:
+    """Holds what it has worked out about live requests until `forget`."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+        self._penalties = PenaltyTable(vocab_size, device)
+        self._plans: dict[str, SamplingPlan] = {}
+
+    def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
+        """logits: [R, V], one row per sequence. Returns one choice per sequence."""
+        token_ids: list[int] = self._choose(logits, sequences).tolist()
+        logprobs = _chosen_logprobs(logits, sequences, token_ids)
+        return [Sampled(token_id=token_id, logprobs=logprobs.get(row)) for row, token_id in enumerate(token_ids)]
+
+    def forget(self, request_id: str) -> None:
+        """The sequence ended. Unknown ids are ignored."""
+        self._plans.pop(request_id, None)
+        self._penalties.forget(request_id)
+
+    def _choose(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+        plans = [self._plan(sequence) for sequence in sequences]
+        special = [row for row, plan in enumerate(plans) if plan.edits or not plan.greedy]
+        if not special:
+            return logits.argmax(dim=-1)
+        everything = len(special) == len(plans)
+        chosen = logits.new_empty(len(plans), dtype=torch.int64) if everything else logits.argmax(dim=-1)
+        chosen[special] = self._choose_special(
+            logits if everything else logits[special],
+            [sequences[row] for row in special],
+            [plans[row] for row in special],
+        )
+        return chosen
+
+    def _choose_special(self, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+        logits = self._edit(raw, sequences, plans)
+        drawn = [row for row, plan in enumerate(plans) if not plan.greedy]
+        if len(drawn) == len(plans):
+            return self._draw(logits, sequences, plans)
+        chosen = logits.argmax(dim=-1)
+        if drawn:
+            chosen[drawn] = self._draw(logits[drawn], [sequences[row] for row in drawn], [plans[row] for row in drawn])
+        return chosen
+
+    def _draw(self, logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+        """Samples softmax(filtered logits / temperature) by arg max of logits and noise."""
+        logits = logits / torch.tensor([plan.temperature for plan in plans], device=logits.device)[:, None]
+        logits = filter_logits(
+            logits,
+            [plan.top_k for plan in plans],
+            [plan.top_p for plan in plans],
+            [plan.min_p for plan in plans],
+        )
+        keys = [noise_key(plan.seed, sequence.num_tokens) for plan, sequence in zip(plans, sequences, strict=True)]
+        return (logits + gumbel_noise(keys, self._vocab_size, logits.device)).argmax(dim=-1)
+
+    def _edit(self, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+        """Masks, biases and penalises. Returns [R, V] float32; `raw` is left as it is."""
+        logits = raw.float()
+        edited = [row for row, plan in enumerate(plans) if plan.edits]
+        if not edited:
+            return logits
+        if logits is raw:
+            logits = raw.clone()
+        for row in edited:
+            self._keep_allowed(logits[row], plans[row])
+        self._ban(logits, raw, sequences, plans)
+        bias = [(row, i, value) for row in edited for i, value in plans[row].bias]
+        if bias:
+            rows, ids, values = zip(*bias, strict=True)
+            logits[list(rows), list(ids)] += torch.tensor(values, device=logits.device)
+        penalised = [row for row in edited if plans[row].penalised]
+        if penalised:
+            logits[penalised] = self._penalties.apply(logits[penalised], [sequences[row] for row in penalised])
+        return logits
+
+    def _ban(self, logits: Tensor, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> None:
+        """Rules out bad words and early ends, in place. Where that leaves nothing, it is not done."""
+        banned: dict[int, list[int]] = {}
+        for row, (sequence, plan) in enumerate(zip(sequences, plans, strict=True)):
+            if plan.bad_words or plan.min_tokens:
+                num_generated = sequence.num_tokens - sequence.num_prompt_tokens
+                ids = plan.banned(sequence.token_ids, num_generated)
+                if ids:
+                    banned[row] = ids
+        if not banned:
+            return
+        pairs = [(row, i) for row, ids in banned.items() for i in ids]
+        rows, ids = (list(column) for column in zip(*pairs, strict=True))
+        logits[rows, ids] = -torch.inf
+        for row in banned:
+            if plans[row].allowed and bool(torch.isneginf(logits[row].max())):
+                logits[row] = raw[row].float()
+                self._keep_allowed(logits[row], plans[row])
+
+    def _keep_allowed(self, row: Tensor, plan: SamplingPlan) -> None:
+        """row: [V], changed in place."""
+        if plan.allowed:
+            ids = torch.tensor(plan.allowed, device=row.device)
+            kept = row[ids]
+            row.fill_(-torch.inf)
+            row[ids] = kept
+
+    def _plan(self, sequence: Sequence) -> SamplingPlan:
+        request = sequence.request
+        plan = self._plans.get(request.request_id)
+        if plan is None:
+            plan = SamplingPlan.of(request, self._vocab_size, self._eos_token_ids)
+            self._plans[request.request_id] = plan
+        return plan
+
+
+def _chosen_logprobs(logits: Tensor, sequences: Rows[Sequence], token_ids: list[int]) -> dict[int, TokenLogprobs]:
+    """By row, for the sequences that asked."""
+    asked = {
+        row: sequence.request.logprobs
+        for row, sequence in enumerate(sequences)
+        if sequence.request.logprobs is not None
+    }
+    if not asked:
+        return {}
+    entries = token_logprobs(logits[list(asked)], [token_ids[row] for row in asked], list(asked.values()))
+    return dict(zip(asked, entries, strict=True))
