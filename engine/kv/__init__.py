@@ -1,0 +1,1 @@
+"""Whose tokens lie in which block of the KV cache. Bookkeeping only: no tensor is touched here."""
