@@ -16,12 +16,12 @@ def canonical_configuration(
     block_size: int,
     seed: int,
     served_model_names: Sequence[str],
-    data_parallel_size: int,
 ) -> dict[str, str]:
     """The settings as text, keyed by flag name without the dashes in front.
 
     A model may lie at different places on different nodes, so only its name is compared here; that the
-    checkpoints are really equal is proven by the fingerprint when the engines are ready.
+    checkpoints are really equal is proven by the fingerprint when the engines are ready. The data-parallel size
+    has its own field in Hello, where an engine may leave it open.
     """
     return {
         "model": model.name,
@@ -30,5 +30,4 @@ def canonical_configuration(
         "block-size": str(block_size),
         "seed": str(seed),
         "served-model-name": ",".join(served_model_names),
-        "data-parallel-size": str(data_parallel_size),
     }

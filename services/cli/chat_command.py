@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from services.cli import flag_table
 from services.cli.chat_client import ChatClient, ChatError
@@ -125,10 +126,8 @@ def _read_message() -> str:
 
 
 def _enable_line_editing() -> None:
-    try:
+    with suppress(ImportError):
         import readline  # noqa: F401  (history and arrow keys for input())
-    except ImportError:
-        pass
 
 
 def _write(text: str) -> None:

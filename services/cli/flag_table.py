@@ -28,9 +28,7 @@ DTYPE = Flag(
     "--dtype", MODEL, "Number format of the computation: auto, float32, bfloat16 or float16.",
     values.one_of("auto", "float32", "bfloat16", "float16"), "auto",
 )  # fmt: skip
-DEVICE = Flag(
-    "--device", MODEL, "Where the engines compute: auto, cpu or cuda.", values.one_of("auto", "cpu", "cuda"), "auto",
-)  # fmt: skip
+DEVICE = Flag("--device", MODEL, "Where the engines compute: cpu or cuda.", values.one_of("cpu", "cuda"), "cpu")
 LOAD_FORMAT = Flag(
     "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
     values.one_of("auto", "dummy"), "auto", metavar="FORMAT",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from services.cli.flag import FlagValueError
 from services.cli.parser import build_parser
@@ -22,10 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `muster ARGUMENTS` (default: the process's own) and returns the exit code."""
     end_with_parent()
     parser = build_parser()
-    namespace = parser.parse_args(arguments)
+    namespace, unknown = parser.parse_known_args(arguments)
     if namespace.run is None:
         parser.print_help()
         return EXIT_USAGE
+    if unknown:
+        return _usage(namespace.prog, _unknown_text(unknown[0], namespace.flag_names))
     try:
         return int(namespace.run(namespace, os.environ))
     except FlagValueError as error:
@@ -39,6 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _usage(prog: str, error: Exception) -> int:
+def _unknown_text(argument: str, known: Sequence[str]) -> str:
+    if not argument.startswith("-"):
+        return f"unexpected argument {argument!r}"
+    close = get_close_matches(argument.partition("=")[0], known, n=1)
+    return f"unknown flag {argument}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _usage(prog: str, error: Exception | str) -> int:
     print(f"{prog}: {error}\nSee `{prog} --help`.", file=sys.stderr)
     return EXIT_USAGE

@@ -80,5 +80,6 @@ def _add(
         command = getattr(import_module(f"services.cli.{module}"), function)
         return int(command(namespace, environment))
 
-    parser.set_defaults(run=run, prog=f"muster {name}")
+    names = tuple(name for flag in flags for name in (flag.name, flag.short) if name)
+    parser.set_defaults(run=run, prog=f"muster {name}", flag_names=names)
     return parser

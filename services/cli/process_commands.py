@@ -7,11 +7,15 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
+from services.configuration import canonical_configuration
+
+if TYPE_CHECKING:
+    from services.engine.server import EngineOptions
 
 
 def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -60,10 +64,14 @@ def run_engine_command(namespace: argparse.Namespace, environment: Mapping[str, 
     except ModelNotFoundError as error:
         print(f"muster engine: {error}", file=sys.stderr)
         return 1
-    from services.engine.server import EngineOptions, run_engine
+    from services.engine.server import run_engine
     from services.rpc.runtime import run
 
-    return run(run_engine(EngineOptions(**engine_options(values, model.path, model.name))))
+    try:
+        options = engine_options(values, model.path, model.name)
+    except ValueError as error:
+        raise FlagValueError(str(error)) from None
+    return run(run_engine(options))
 
 
 def _check_rank(values: Mapping[str, Any]) -> None:
@@ -76,25 +84,50 @@ def _name(values: Mapping[str, Any]) -> str:
     return f"engine {values['rank']}"
 
 
-def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str) -> dict[str, Any]:
-    """The fields of EngineOptions."""
-    from services.configuration import canonical_configuration
+def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str) -> EngineOptions:
+    from services.engine.server import EngineOptions
     from services.engine.settings import engine_config
 
-    names = values["served_model_name"] or (model_name,)
-    return {
-        "engine": engine_config(values, model_path),
-        "configuration": canonical_configuration(
-            model=model_path,
+    names: tuple[str, ...] = values["served_model_name"] or (model_name,)
+    configuration = canonical_configuration(
+        model=model_path,
+        dtype=values["dtype"],
+        max_model_len=values["max_model_len"],
+        block_size=values["block_size"],
+        seed=values["seed"],
+        served_model_names=names,
+    )
+    return EngineOptions(
+        engine=engine_config(
+            model_path=model_path,
+            load_format=values["load_format"],
             dtype=values["dtype"],
-            max_model_len=values["max_model_len"],
-            block_size=values["block_size"],
+            device=values["device"],
             seed=values["seed"],
-            served_model_names=names,
-            data_parallel_size=values["data_parallel_size"],
+            block_size=values["block_size"],
+            num_blocks=values["num_blocks"],
+            kv_cache_bytes=values["kv_cache_memory"],
+            max_model_len=values["max_model_len"],
+            max_num_seqs=values["max_num_seqs"],
+            max_num_batched_tokens=values["max_num_batched_tokens"],
+            max_queued=values["max_num_queued_reqs"],
+            prefix_caching=values["enable_prefix_caching"],
+            num_threads=values["num_threads"],
         ),
-        "served_model_names": names,
-    }
+        head_target=values["head_target"],
+        deployment_id=values["deployment_id"],
+        rank=values["rank"],
+        data_parallel_size=values["data_parallel_size"],
+        host=values["host"],
+        port=values["port"],
+        advertise_host=values["advertise_host"],
+        unix_path=values["unix_path"],
+        served_model_names=names,
+        local=values["local"],
+        headless=values["headless"],
+        configuration=configuration,
+        shutdown_timeout_s=values["shutdown_timeout"],
+    )
 
 
 def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:

@@ -61,10 +61,8 @@ def _model_lines(roster: wire.Roster) -> list[str]:
         if entry.HasField("model"):
             model = entry.model
             quantization = f" {model.quantization}" if model.quantization else ""
-            names = ", ".join(model.served_model_names)
-            return [
-                f"model {names}: {model.architecture}, {model.dtype}{quantization}, context {model.max_model_len} tokens"
-            ]
+            facts = f"{model.architecture}, {model.dtype}{quantization}, context {model.max_model_len} tokens"
+            return [f"model {', '.join(model.served_model_names)}: {facts}"]
     return []
 
 

@@ -3,10 +3,41 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from engine.config import EngineConfig
 
 
-def engine_config(*, model_path: Path, seed: int, **values: Any) -> EngineConfig:
-    return EngineConfig(model_path=model_path, **values)
+def engine_config(
+    *,
+    model_path: Path,
+    load_format: str,
+    dtype: str,
+    device: str,
+    seed: int,
+    block_size: int,
+    num_blocks: int | None,
+    kv_cache_bytes: int | None,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_queued: int,
+    prefix_caching: bool,
+    num_threads: int | None,
+) -> EngineConfig:
+    """Raises ValueError, naming the field, for values that cannot work."""
+    return EngineConfig(
+        model_path=model_path,
+        load_format=load_format,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_cache_bytes=kv_cache_bytes,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_queued=max_queued,
+        prefix_caching=prefix_caching,
+        num_threads=num_threads,
+    )

@@ -53,6 +53,8 @@ class ReservedPort:
         self.port: int = exclusive.getsockname()[1]
         exclusive.close()
         self._socket = _bind(address, self.port, host=host, flags=flags, reuse_port=True)
+        # It was needed to bind beside connections that are still closing; kept, it would let others bind here too.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def close(self) -> None:
         self._socket.close()

@@ -69,7 +69,6 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
         block_size=options.block_size,
         seed=options.seed,
         served_model_names=places.served_model_names,
-        data_parallel_size=options.data_parallel_size,
     )
     arguments += ["--configuration", *(f"{key}={value}" for key, value in configuration.items())]
     return ChildSpec("head", (*arguments, *_logging(options)))

@@ -1,0 +1,57 @@
+"""The HTTP server of a gateway: uvicorn on sockets that were opened elsewhere, stopped by us and not by its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+
+# Longer than the idle times of usual connection pools and proxies, so that they close first and never race with us.
+KEEP_ALIVE_S = 75
+
+
+class HttpServer:
+    """Serves an ASGI application until `stop`."""
+
+    def __init__(self, app: Any, sockets: Sequence[socket.socket], *, shutdown_timeout_s: float) -> None:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
+        )
+        self._sockets = list(sockets)
+        self._server = _QuietServer(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Accepts connections when it returns."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets), name="http")
+        while not self._server.started:
+            if self._serving.done():
+                self._serving.result()
+                raise RuntimeError("the HTTP server ended while starting")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Accepts no more, lets running answers finish within the shutdown timeout, then cuts them off."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+
+class _QuietServer(uvicorn.Server):
+    """The process's own signal handling stays in place."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,150 @@
+"""`muster gateway`: REST over HTTP and InferenceService over gRPC, in front of all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from dataclasses import dataclass
+
+from gateway.app import AppSettings, build_app
+from muster import v1 as wire
+
+from gateway.backend import Backend
+from gateway.grpc_front import InferenceServicer
+from gateway.http_server import HttpServer
+from services.gateway.errors import gateway_error_table
+from services.gateway.guarded_inference import GuardedInference
+from services.launcher.listening import listen_http
+from services.launcher.plan import join_host_port
+from services.rpc.channels import dial
+from services.rpc.identity import host_id, host_name
+from services.rpc.listening import ListenError
+from services.rpc.runtime import stop_event
+from services.rpc.server import RpcServer
+
+_log = logging.getLogger(__name__)
+
+INFERENCE_SERVICE = "muster.v1.InferenceService"
+_READINESS_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayOptions:
+    """`http_fds` are listening sockets inherited from the launcher; without them `host` and `http_port` are bound.
+
+    `reuse_port` shares the gRPC port with other gateways of this launcher, which keeps it reserved.
+    """
+
+    head_target: str
+    name: str | None = None  # unique in the deployment; None makes one of host and pid
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    http_fds: tuple[int, ...] = ()
+    grpc_port: int = 8001
+    reuse_port: bool = False
+    api_keys: tuple[str, ...] = ()
+    request_timeout_s: float | None = None
+    shutdown_timeout_s: float = 30.0
+
+
+async def run_gateway(options: GatewayOptions) -> int:
+    """Serves until SIGTERM or SIGINT; running answers then finish within the shutdown timeout. Returns the exit code."""
+    stop = stop_event()
+    rpc = RpcServer(error_tables=[gateway_error_table], reuse_port=options.reuse_port)
+    try:
+        sockets, http_port = _http_sockets(options)
+        grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
+    except ListenError as error:
+        _log.error("%s", error)
+        await rpc.stop(0)
+        return 1
+    await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
+    return 0
+
+
+def _http_sockets(options: GatewayOptions) -> tuple[list[socket.socket], int]:
+    if options.http_fds:
+        sockets = [socket.socket(fileno=fd) for fd in options.http_fds]
+        return sockets, sockets[0].getsockname()[1]
+    listening = listen_http(options.host, options.http_port)
+    return listening.sockets, listening.port
+
+
+class _Gateway:
+    """The parts of one gateway process; stopped in the reverse order of their start."""
+
+    def __init__(
+        self,
+        options: GatewayOptions,
+        rpc: RpcServer,
+        sockets: list[socket.socket],
+        *,
+        http_port: int,
+        grpc_port: int,
+    ) -> None:
+        self._options = options
+        self._rpc = rpc
+        self._backend = Backend(
+            head_target=options.head_target,
+            gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
+            host_id=host_id(),
+            dial=dial,
+        )
+        servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
+        guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
+        rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
+        self._app = build_app(
+            generator=self._backend.generator,
+            cluster=self._backend.cluster,
+            metrics=self._backend.metrics,
+            settings=AppSettings(api_keys=options.api_keys, request_timeout_s=options.request_timeout_s),
+        )
+        self._http = HttpServer(self._app, sockets, shutdown_timeout_s=options.shutdown_timeout_s)
+        _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        self._backend.start()
+        await self._http.start()
+        await self._rpc.start()
+        announcing = asyncio.create_task(self._announce_readiness())
+        await stop.wait()
+        announcing.cancel()
+        await asyncio.wait([announcing])
+        await self._stop()
+
+    async def _announce_readiness(self) -> None:
+        """Health on the gRPC port says what /readyz says."""
+        was_ready = False
+        while True:
+            ready = self._backend.cluster.ready
+            if ready != was_ready:
+                _log.info("ready to serve" if ready else "not ready: no rank serves")
+                self._rpc.set_serving("", ready)
+                self._rpc.set_serving(INFERENCE_SERVICE, ready)
+                was_ready = ready
+            await asyncio.sleep(_READINESS_POLL_S)
+
+    async def _stop(self) -> None:
+        timeout_s = self._options.shutdown_timeout_s
+        _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
+        self._app.state.draining = True
+        started = time.monotonic()
+        await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
+        await self._backend.close()
+        _log.info("stopped after %.1f s", time.monotonic() - started)
+
+
+def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
+    # The pid alone is not unique: containers count their processes from 1.
+    name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
+    return wire.GatewayEntry(
+        name=name,
+        host=host_name(),
+        pid=os.getpid(),
+        http_url=f"http://{join_host_port(options.host, http_port)}",
+        grpc_target=join_host_port(options.host, grpc_port),
+    )

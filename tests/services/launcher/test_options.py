@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from services.launcher.options import FlagCombinationError, check
+from tests.services.launcher.serve_options import serve_options
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "-dp 4",
+        "-dp 4 -dpl 0 -dpa 10.0.0.1",
+        "-dp 4 -dpl 2",
+        "-dp 4 -dpl 2 --api-server-count 3",
+        "-dp 4 -dpl 2 -dpr 2 --headless -dpa 10.0.0.1",
+        "-dp 4 -dpl 4 -dpr 0 --headless -dpa 10.0.0.1 --api-server-count 0",
+        "--port 0 --grpc-port 0 --data-parallel-rpc-port 0",
+        "--num-blocks 64 --block-size 16 --max-model-len 1024",
+    ],
+)
+def test_sensible_combinations_pass(flags: str) -> None:
+    check(serve_options(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("-dp 2 -dpl 3", ["--data-parallel-size-local 3", "--data-parallel-size 2"]),
+        ("-dp 4 -dpl 2 -dpr 3 --headless -dpa h", ["--data-parallel-start-rank 3", "--data-parallel-size 4", "rank 4"]),
+        ("-dp 4 -dpr 4 -dpl 0 --headless -dpa h", ["--headless", "--data-parallel-size-local 0"]),
+        ("-dp 4 -dpl 2 -dpr 2", ["--data-parallel-start-rank 2", "--headless"]),
+        ("--headless", ["--headless", "--data-parallel-address"]),
+        ("--headless -dpa h --api-server-count 2", ["--headless", "--api-server-count 2"]),
+        ("--headless -dpa h -dpp 0", ["--headless", "--data-parallel-rpc-port 0"]),
+        ("--headless -dpa h --data-parallel-bind-address ::", ["--headless", "--data-parallel-bind-address ::"]),
+        ("--api-server-count 0", ["--api-server-count 0", "--headless"]),
+        ("--engine-host 10.0.0.2", ["--engine-host 10.0.0.2", "--headless"]),
+        ("--engine-advertise-host n2", ["--engine-advertise-host n2", "--headless"]),
+        ("--port 8001", ["--port", "--grpc-port", "8001"]),
+        ("--port 29550", ["--port", "--data-parallel-rpc-port", "29550"]),
+        ("--grpc-port 29550", ["--grpc-port", "--data-parallel-rpc-port", "29550"]),
+        ("--heartbeat-interval 8", ["--heartbeat-timeout 10", "--heartbeat-interval 8"]),
+        ("--num-blocks 9 --kv-cache-memory 1GiB", ["--num-blocks 9", "--kv-cache-memory"]),
+        ("--max-num-seqs 600", ["--max-num-batched-tokens 512", "--max-num-seqs 600"]),
+        ("--num-blocks 8 --max-model-len 129", ["--num-blocks 8", "--block-size 16", "--max-model-len 129"]),
+    ],
+)
+def test_contradictions_name_flags_and_values(flags: str, named: list[str]) -> None:
+    with pytest.raises(FlagCombinationError) as caught:
+        check(serve_options(flags))
+    assert [name for name in named if name not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [
+        ("-dp 3", (0, 1, 2)),
+        ("-dp 3 -dpl 1", (0,)),
+        ("-dp 3 -dpl 0", ()),
+        ("-dp 4 -dpl 2 -dpr 2 --headless -dpa h", (2, 3)),
+        ("-dp 4 -dpl 2 --headless -dpa h", (None, None)),
+        ("-dp 2 --headless -dpa h", (0, 1)),
+    ],
+)
+def test_ranks_of_this_node(flags: str, ranks: tuple[int | None, ...]) -> None:
+    assert serve_options(flags).local_ranks == ranks

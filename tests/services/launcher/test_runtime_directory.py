@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.launcher.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
+
+
+def test_private_while_in_use_and_removed_afterwards(tmp_path: Path) -> None:
+    with RuntimeDirectory(tmp_path) as path:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        (path / "e0.sock").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_launcher_left_is_removed_and_what_lives_is_kept(tmp_path: Path) -> None:
+    abandoned = tmp_path / "muster-dead"
+    abandoned.mkdir()
+    (abandoned / "lock").touch()
+    (tmp_path / "muster-strange").mkdir()  # no lock in it: not ours to judge
+    with RuntimeDirectory(tmp_path) as living, RuntimeDirectory(tmp_path) as second:
+        assert not abandoned.exists()
+        assert living.exists()
+        assert second != living
+    assert [path.name for path in tmp_path.iterdir()] == ["muster-strange"]
+
+
+def test_a_place_that_cannot_be_used_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RuntimeDirectoryError, match=r"--runtime-dir .*file"):
+        RuntimeDirectory(tmp_path / "file")
+
+
+def test_an_awkward_default_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 90)))
+    with RuntimeDirectory(None) as path:
+        assert len(str(path / "head.sock").encode()) <= 100
