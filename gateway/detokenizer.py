@@ -19,14 +19,15 @@ class TokenBytes(Protocol):
 class IncrementalDetokenizer:
     """The text of one choice. What `push` and `flush` return, joined, equals decoding all ids at once.
 
-    An incomplete character is withheld until it is complete; `flush` gives U+FFFD for what never will be.
+    An incomplete character is withheld until it is complete; `flush` gives U+FFFD for what never will be. Generated
+    text continues a prompt; with `begins_text` it is a text's beginning, where some tokenizers have a space too many.
     """
 
-    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool) -> None:
+    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool, begins_text: bool = False) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip_next = tokenizer.strips_leading_space
+        self._strip_next = begins_text and tokenizer.strips_leading_space
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds ids and returns the text that is certain now, possibly none."""

@@ -87,8 +87,8 @@ class PromptReport:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
-    """News of one choice. `text` may be empty while characters or stop strings are held back; the last delta of a
-    choice has `finish_reason`, and `stop_reason` names the stop string or stop token id that ended it."""
+    """News of one choice. Tokens wait for the text they are part of, so only the last delta may have no text; it has
+    `finish_reason`, and `stop_reason` names the stop string or stop token id that ended the choice."""
 
     index: int
     text: str = ""

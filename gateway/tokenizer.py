@@ -98,10 +98,13 @@ class Tokenizer:
         )
         return self._encode_rendered(rendered)
 
-    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """Text of the ids; bytes that are no UTF-8 become U+FFFD."""
+    def decode(self, token_ids: Sequence[int], *, skip_special: bool = True, begins_text: bool = True) -> str:
+        """Text of the ids; bytes that are no UTF-8 become U+FFFD.
+
+        `begins_text` false keeps the space with which SentencePiece families begin every text, for a continuation.
+        """
         text = self.join_bytes(token_ids, skip_special=skip_special).decode("utf-8", "replace")
-        return text.removeprefix(" ") if self.strips_leading_space else text
+        return text.removeprefix(" ") if begins_text and self.strips_leading_space else text
 
     def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes:
         """Concatenated bytes of the ids, which may end within a character."""

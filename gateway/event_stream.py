@@ -1,0 +1,99 @@
+"""A response that streams server-sent events, and what surrounds it: pings, disconnects, late errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable
+
+from starlette.types import Receive, Scope, Send
+
+from gateway import sse
+from gateway.errors import GatewayError, InternalError
+
+logger = logging.getLogger(__name__)
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would collect the whole answer first
+]
+
+
+class EventStream:
+    """An ASGI response. `events` yields the bytes of one engine event at a time, possibly empty.
+
+    Headers wait for the first event, so that everything that fails before it gets a real status. When none comes within
+    the ping interval, headers and a comment go out, and from then on errors are events. Two tasks per stream, none per
+    token: one moves events to the socket, one waits for the client to leave.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        ping_interval_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._events = events
+        self._ping_interval_s = ping_interval_s
+        self._clock = clock
+        self._last_sent_s = clock()
+        self._started = False
+        self._sending = asyncio.Lock()  # a ping and an event must not reorder headers and body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send), name="sse-pump")
+        gone = asyncio.create_task(until_disconnect(receive), name="sse-disconnect")
+        try:
+            while not pump.done() and not gone.done():
+                await asyncio.wait({pump, gone}, timeout=self._until_ping_s(), return_when=asyncio.FIRST_COMPLETED)
+                if not pump.done() and not gone.done() and self._until_ping_s() == 0:
+                    await self._write(send, sse.PING)
+        finally:
+            gone.cancel()
+            pump.cancel()
+            await asyncio.gather(gone, pump, return_exceptions=True)
+        if not pump.cancelled():
+            pump.result()
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            async with contextlib.aclosing(self._events) as events:
+                async for data in events:
+                    await self._write(send, data)
+        except Exception as error:
+            if not self._started:
+                raise
+            await self._write(send, error_event(error) + sse.DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._sending:
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._last_sent_s = self._clock()
+
+    def _until_ping_s(self) -> float | None:
+        if not self._ping_interval_s:
+            return None
+        return max(0.0, self._last_sent_s + self._ping_interval_s - self._clock())
+
+
+async def until_disconnect(receive: Receive) -> None:
+    """Returns when the client has gone. Only after the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def error_event(error: Exception) -> bytes:
+    """A late error as an event without a name, which is the form OpenAI's clients look for."""
+    if not isinstance(error, GatewayError):
+        logger.error("a stream failed", exc_info=error)
+        error = InternalError("The server failed; its log has the reason.")
+    return sse.event({"error": error.body()})

@@ -1,0 +1,76 @@
+"""Every error leaves as OpenAI's error object, whatever raised it."""
+
+from __future__ import annotations
+
+import logging
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, RouteNotFound
+
+logger = logging.getLogger(__name__)
+
+
+class ErrorEnvelope:
+    """The last resort: nothing but a cancellation gets past it, and no traceback reaches a client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except ClientDisconnect:
+            logger.info("request %s: the client left while sending", _request_id(scope))
+        except Exception as error:
+            answer = _as_gateway_error(error, scope)
+            if not started:
+                await error_response(answer)(scope, receive, send)
+
+
+def error_response(error: GatewayError) -> Response:
+    """The error with its status, headers and body."""
+    return Response(
+        orjson.dumps({"error": error.body()}),
+        status_code=error.status,
+        headers=error.headers(),
+        media_type="application/json",
+    )
+
+
+def _as_gateway_error(error: Exception, scope: Scope) -> GatewayError:
+    if isinstance(error, GatewayError):
+        return error
+    if isinstance(error, HTTPException):
+        return _from_starlette(error, scope)
+    request_id = _request_id(scope)
+    logger.error("request %s failed: %s %s", request_id, scope["method"], scope["path"], exc_info=error)
+    return InternalError(f"The server failed on request {request_id}; its log has the reason.")
+
+
+def _from_starlette(error: HTTPException, scope: Scope) -> GatewayError:
+    where = f"{scope['method']} {scope['path']}"
+    if error.status_code == 404:
+        return RouteNotFound(f"There is no {where} here.")
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow", "")
+        return MethodNotAllowed(f"{where} is not allowed; use {allow}.", allow=allow)
+    return InvalidRequest(None, str(error.detail))
+
+
+def _request_id(scope: Scope) -> str:
+    return str(scope.get("state", {}).get("request_id", "-"))

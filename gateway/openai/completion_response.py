@@ -1,0 +1,196 @@
+"""Completions: events to one body, or to a stream of chunks. Pure.
+
+A request has prompts, each with n choices; choice j of prompt i has index i × n + j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway import sse
+from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport, TokenLogprob
+from gateway.openai.envelope import Envelope, finish_reason_text
+from gateway.openai.logprobs import LogprobWriter, TextOffsets
+from gateway.openai.options import StreamOptions
+from gateway.openai.usage import UsageCount
+from gateway.tokenizer import Tokenizer
+
+Logprobs = dict[str, list[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """One prompt, tokenized; `text` is what echo repeats. `num_added` leading tokens, BOS, are not in the text."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    num_added: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionShape:
+    """What the client wants to see. `logprobs` is the number of alternatives, `None` without logprobs."""
+
+    envelope: Envelope
+    writer: LogprobWriter
+    tokenizer: Tokenizer
+    prompts: Sequence[PromptText]
+    n: int
+    logprobs: int | None
+    echo: bool
+    skip_special: bool
+    return_token_ids: bool
+    prompt_logprobs: bool = False
+
+    def echoed(self, prompt: int, report: PromptReport) -> tuple[str, Logprobs | None]:
+        """The prompt as the beginning of a choice's text, with its logprobs when asked for."""
+        if not self.echo:
+            return "", None
+        text = self.prompts[prompt].text
+        if self.logprobs is None:
+            return text, None
+        num_added = self.prompts[prompt].num_added
+        ids = [entry.token_id for entry in report.logprobs]
+        offsets = TextOffsets(self.tokenizer, skip_special=False, begins_text=True).push(ids[num_added:])
+        return text, self.writer.legacy(report.logprobs, self.logprobs, [0] * min(num_added, len(ids)) + offsets)
+
+    def offsets(self, prompt: int) -> TextOffsets:
+        """Counts where the generated tokens of one choice begin."""
+        start = len(self.prompts[prompt].text) if self.echo else 0
+        return TextOffsets(self.tokenizer, skip_special=self.skip_special, start=start)
+
+    def legacy(self, logprobs: Sequence[TokenLogprob], offsets: TextOffsets) -> Logprobs | None:
+        if self.logprobs is None:
+            return None
+        return self.writer.legacy(logprobs, self.logprobs, offsets.push([entry.token_id for entry in logprobs]))
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice as it grows."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason = FinishReason.ABORT
+    stop_reason: str | int | None = None
+
+
+class CompletionCollector:
+    """Gathers the events of an answer that is not streamed."""
+
+    def __init__(self, shape: CompletionShape) -> None:
+        self._shape = shape
+        self._choices = [_Choice() for _ in range(len(shape.prompts) * shape.n)]
+        self._reports = [PromptReport(0, 0) for _ in shape.prompts]
+        self._usage = UsageCount()
+
+    def add(self, prompt: int, event: GenerationEvent) -> None:
+        self._usage.add(event)
+        if isinstance(event, PromptReport):
+            self._reports[prompt] = event
+        elif isinstance(event, ChoiceDelta):
+            choice = self._choices[prompt * self._shape.n + event.index]
+            choice.text.append(event.text)
+            choice.token_ids += event.token_ids
+            choice.logprobs += event.logprobs
+            if event.finish_reason is not None:
+                choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+
+    def body(self) -> dict[str, object]:
+        choices = [self._body(index, choice) for index, choice in enumerate(self._choices)]
+        return {**self._shape.envelope.body("text_completion", choices), "usage": self._usage.final()}
+
+    def _body(self, index: int, choice: _Choice) -> dict[str, object]:
+        shape, prompt = self._shape, index // self._shape.n
+        echoed, prompt_logprobs = shape.echoed(prompt, self._reports[prompt])
+        body: dict[str, object] = {
+            "text": echoed + "".join(choice.text),
+            "index": index,
+            "finish_reason": finish_reason_text(choice.finish_reason),
+            "logprobs": _joined(prompt_logprobs, shape.legacy(choice.logprobs, shape.offsets(prompt))),
+            "stop_reason": choice.stop_reason,
+        }
+        if shape.prompt_logprobs:
+            body["prompt_logprobs"] = shape.writer.prompt(self._reports[prompt].logprobs)
+        if shape.return_token_ids:
+            body["token_ids"] = choice.token_ids
+            body["prompt_token_ids"] = shape.prompts[prompt].token_ids
+        return body
+
+
+class CompletionStream:
+    """Turns each event into the bytes to send: text chunks, then per choice a finish chunk without text; then usage if
+    asked for, and the end mark."""
+
+    def __init__(self, shape: CompletionShape, options: StreamOptions) -> None:
+        self._shape = shape
+        self._options = options
+        self._opened: set[int] = set()
+        self._usage = UsageCount()
+        self._offsets = [shape.offsets(index // shape.n) for index in range(len(shape.prompts) * shape.n)]
+
+    def push(self, prompt: int, event: GenerationEvent) -> bytes:
+        """The bytes of one event, possibly none."""
+        self._usage.add(event)
+        if isinstance(event, PromptReport) and self._shape.echo:
+            return self._echo(prompt, event)
+        return self._delta(prompt, event) if isinstance(event, ChoiceDelta) else b""
+
+    def end(self) -> bytes:
+        """The bytes that close the stream."""
+        if not self._options.include_usage:
+            return sse.DONE
+        body = self._shape.envelope.body("text_completion", [])
+        return sse.event({**body, "usage": self._usage.final()}) + sse.DONE
+
+    def _echo(self, prompt: int, report: PromptReport) -> bytes:
+        text, logprobs = self._shape.echoed(prompt, report)
+        first = prompt * self._shape.n
+        return b"".join(self._chunk(index, text, logprobs) for index in range(first, first + self._shape.n))
+
+    def _delta(self, prompt: int, event: ChoiceDelta) -> bytes:
+        # Before anything is written: an abort is an error, not a finish.
+        finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
+        index = prompt * self._shape.n + event.index
+        logprobs = self._shape.legacy(event.logprobs, self._offsets[index]) if event.logprobs else None
+        if event.text and finish is not None:
+            return self._chunk(index, event.text, logprobs, event.token_ids) + self._chunk(
+                index, "", None, finish=finish, stop_reason=event.stop_reason
+            )
+        if event.text or finish is not None:
+            return self._chunk(
+                index, event.text, logprobs, event.token_ids, finish=finish, stop_reason=event.stop_reason
+            )
+        return b""
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: Logprobs | None,
+        token_ids: tuple[int, ...] = (),
+        *,
+        finish: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> bytes:
+        shape = self._shape
+        choice: dict[str, object] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        if shape.return_token_ids:
+            choice["token_ids"] = token_ids
+            if index not in self._opened:
+                choice["prompt_token_ids"] = shape.prompts[index // shape.n].token_ids
+        self._opened.add(index)
+        if stop_reason is not None:
+            choice["stop_reason"] = stop_reason
+        body = shape.envelope.body("text_completion", [choice])
+        if self._options.include_usage:
+            body["usage"] = self._usage.so_far() if self._options.continuous_usage else None
+        return sse.event(body)
+
+
+def _joined(first: Logprobs | None, second: Logprobs | None) -> Logprobs | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return {key: first[key] + second[key] for key in first}

@@ -1,0 +1,33 @@
+"""Settings of the REST front end; plain values, parsed elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """How the REST API behaves.
+
+    With `api_keys`, everything but the health routes (and `/metrics` with `open_metrics`) needs one of them.
+    `ping_interval_s` is the silence after which a stream gets a comment; 0 switches it off.
+    `any_model_name` serves requests for names that are not served, for clients with a fixed one.
+    `cors_origins` may call from a browser; "*" is any.
+    """
+
+    product_version: str = ""
+    api_keys: tuple[str, ...] = ()
+    open_metrics: bool = False
+    max_body_bytes: int = 32 << 20
+    ping_interval_s: float = 15.0
+    request_timeout_s: float | None = None
+    any_model_name: bool = False
+    root_path: str = ""
+    cors_origins: tuple[str, ...] = ()
+
+
+class Lifecycle:
+    """Whether this gateway takes requests; switched by the process that is told to stop."""
+
+    def __init__(self) -> None:
+        self.draining = False
