@@ -38,7 +38,6 @@ class Sequence:
         *,
         arrival: int,
         max_total_tokens: int,
-        block_size: int,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:
         self.request = request
@@ -50,7 +49,7 @@ class Sequence:
         self.max_total_tokens = max_total_tokens  # prompt plus output, bounded by the context
         eos = () if request.stop.ignore_eos else eos_token_ids
         self.stop_token_ids: frozenset[int] = request.stop.stop_token_ids.union(eos)
-        self.block_table = BlockTable(block_size, request.cache_salt)
+        self.block_table = BlockTable(request.cache_salt)
         self.num_computed = 0  # leading tokens whose keys and values lie in the blocks
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache on first admission
         self.num_preemptions = 0

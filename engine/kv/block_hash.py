@@ -6,7 +6,7 @@ from array import array
 from hashlib import blake2b
 
 # 256 bits: a collision would show one caller another caller's context, so a short hash is out of the question.
-DIGEST_BYTES = 32
+_DIGEST_BYTES = 32
 
 
 class BlockHashes:
@@ -16,21 +16,26 @@ class BlockHashes:
     ever appended to a sequence, hence a digest once made stays right, also through preemption.
     """
 
-    __slots__ = ("_block_size", "_root", "digests")
+    __slots__ = ("_digests", "_salt")
 
-    def __init__(self, block_size: int, salt: str) -> None:
-        self._block_size = block_size
-        self._root = blake2b(
-            salt.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES, person=b"kv-salt"
-        ).digest()
-        self.digests: list[bytes] = []
+    def __init__(self, salt: str) -> None:
+        self._salt = salt
+        self._digests: list[bytes] = []
 
-    def extend(self, token_ids: list[int], num_blocks: int) -> list[bytes]:
-        """Makes the digests of the first `num_blocks` blocks of `token_ids`, which must all be full, and returns all."""
-        digests = self.digests
-        size = self._block_size
-        for index in range(len(digests), num_blocks):
-            parent = digests[-1] if digests else self._root
-            content = array("I", token_ids[index * size : (index + 1) * size]).tobytes()
-            digests.append(blake2b(parent + content, digest_size=DIGEST_BYTES).digest())
+    def extend(self, token_ids: list[int], num_blocks: int, block_size: int) -> list[bytes]:
+        """Returns the digests of at least the first `num_blocks` blocks, which must be full.
+
+        `block_size` must be the same in every call, and `token_ids` the same or longer.
+        """
+        digests = self._digests
+        if len(digests) < num_blocks:
+            parent = digests[-1] if digests else _root(self._salt)
+            for begin in range(len(digests) * block_size, num_blocks * block_size, block_size):
+                content = array("I", token_ids[begin : begin + block_size]).tobytes()
+                parent = blake2b(parent + content, digest_size=_DIGEST_BYTES).digest()
+                digests.append(parent)
         return digests
+
+
+def _root(salt: str) -> bytes:
+    return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES, person=b"cache salt").digest()

@@ -13,8 +13,8 @@ class BlockTable:
 
     __slots__ = ("block_ids", "epoch", "hashes", "num_published")
 
-    def __init__(self, block_size: int, salt: str = "") -> None:
+    def __init__(self, salt: str = "") -> None:
         self.block_ids: list[int] = []
-        self.hashes = BlockHashes(block_size, salt)
-        self.num_published = 0  # leading blocks that were offered to the prefix cache or came from it
+        self.hashes = BlockHashes(salt)
+        self.num_published = 0  # leading blocks that came from the prefix cache or were offered to it
         self.epoch = 0  # of the prefix cache when the blocks were claimed

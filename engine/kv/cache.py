@@ -1,21 +1,27 @@
-"""Block tables on top of the pool: what a sequence needs, what it can share, what it gives back."""
+"""Block tables on top of the pool: what a sequence needs, what it shares, what it gives back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.kv.block_hash import block_hash, root_hash
 from engine.kv.block_pool import BlockPool
-from engine.sequence import Sequence
+from engine.kv.block_table import BlockTable
 
 
 class KVCache:
-    """The scheduler's only view of KV memory."""
+    """The scheduler's only view of KV memory.
+
+    Shared blocks are full and never written again: a claim covers at most the full blocks before the last
+    known token, so everything that is still to be computed lies in blocks of the sequence's own.
+    """
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size: {block_size} is below 1; a block holds tokens")
         self._pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._prefix_caching = prefix_caching
+        self._epoch = 0
 
     @property
     def num_blocks(self) -> int:
@@ -23,90 +29,83 @@ class KVCache:
 
     @property
     def num_free(self) -> int:
+        """Blocks that no sequence holds, cached ones included."""
         return self._pool.num_free
 
     @property
     def num_slots(self) -> int:
-        """Tokens that the whole cache holds."""
+        """Tokens that the whole cache can hold."""
         return self._pool.num_blocks * self._block_size
 
-    def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+    def covers(self, table: BlockTable, num_tokens: int) -> bool:
+        return len(table.block_ids) * self._block_size >= num_tokens
 
-    def admit(self, sequence: Sequence, *, spare_blocks: int) -> int | None:
-        """Gives a sequence blocks for all its known tokens, shared ones where the prefix cache has them.
+    def claim(
+        self, table: BlockTable, token_ids: list[int], *, num_spare_blocks: int = 0, use_cache: bool = True
+    ) -> int | None:
+        """Fills an empty table with blocks for all known tokens, shared ones where the prefix is cached.
 
-        Returns how many tokens need no computing, and leaves at least one to compute. None, and nothing
-        changes, when the blocks and `spare_blocks` more are not there.
+        Returns how many leading tokens need no computing; at least one is left to compute. None, and nothing
+        changes, when the blocks and `num_spare_blocks` more are not free.
         """
-        shared, hashes = self._match(sequence)
-        num_new = self.num_blocks_for(sequence.num_tokens) - len(shared)
-        new = None
-        if num_new + spare_blocks <= self._pool.num_free:
-            new = self._pool.allocate(num_new)
-        if new is None:
-            self._pool.release(reversed(shared))
+        assert not table.block_ids, "a table is claimed for once at a time"
+        shared: list[int] = []
+        if use_cache and self._prefix_caching:
+            num_full = (len(token_ids) - 1) // self._block_size
+            digests = table.hashes.extend(token_ids, num_full, self._block_size)
+            shared = self._pool.find(digests[:num_full])
+        num_new = -(-len(token_ids) // self._block_size) - len(shared)
+        if num_new + num_spare_blocks + self._pool.count_unheld(shared) > self._pool.num_free:
             return None
-        sequence.block_table.block_ids = shared + new
-        sequence.block_table.hashes = hashes
+        self._pool.share(shared)
+        table.block_ids = shared + self._pool.allocate(num_new)
+        table.num_published = len(shared)
+        table.epoch = self._epoch
         return len(shared) * self._block_size
 
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extends the table to hold `num_tokens`; False, and nothing changes, when no block is free."""
-        missing = self.num_blocks_for(num_tokens) - len(sequence.block_table.block_ids)
-        if missing <= 0:
+    def grow(self, table: BlockTable, num_tokens: int) -> bool:
+        """Extends a table to cover `num_tokens`; False, and nothing changes, when the blocks are not free."""
+        num_missing = -(-num_tokens // self._block_size) - len(table.block_ids)
+        if num_missing <= 0:
             return True
-        new = self._pool.allocate(missing)
-        if new is None:
+        if num_missing > self._pool.num_free:
             return False
-        sequence.block_table.block_ids += new
+        table.block_ids += self._pool.allocate(num_missing)
         return True
 
-    def publish(self, sequence: Sequence) -> None:
-        """Makes the sequence's full, computed blocks known to the prefix cache."""
-        if not self._prefix_caching:
+    def publish(self, table: BlockTable, token_ids: list[int], num_computed: int) -> None:
+        """Offers the blocks that are full and computed to sequences to come."""
+        num_full = num_computed // self._block_size
+        if num_full <= table.num_published or not self._prefix_caching or table.epoch != self._epoch:
             return
-        table = sequence.block_table
-        num_full = sequence.num_computed // self._block_size
-        while len(table.hashes) < num_full:
-            index = len(table.hashes)
-            content = self._hash(sequence, index, table.hashes)
-            self._pool.publish(table.block_ids[index], content)
-            table.hashes.append(content)
+        digests = table.hashes.extend(token_ids, num_full, self._block_size)
+        for index in range(table.num_published, num_full):
+            self._pool.publish(table.block_ids[index], digests[index])
+        table.num_published = num_full
 
-    def release(self, sequence: Sequence) -> None:
-        """Takes all blocks back. Tails become reusable first: a prefix is worth more than what follows it."""
-        self._pool.release(reversed(sequence.block_table.block_ids))
-        sequence.block_table.block_ids = []
-        sequence.block_table.hashes = []
+    def release(self, table: BlockTable) -> None:
+        """Takes all blocks back; published ones stay findable until they are needed."""
+        self._pool.release(table.block_ids)
+        table.block_ids = []
+        table.num_published = 0
 
     def reset(self) -> int:
-        """Forgets cached contents that nobody holds; returns how many blocks."""
-        return self._pool.forget_free()
+        """Forgets every cached content; returns how many blocks could be found.
 
-    def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raises AssertionError unless the pool's counts are these sequences' claims."""
-        self._pool.check([sequence.block_table.block_ids for sequence in sequences])
-
-    def _match(self, sequence: Sequence) -> tuple[list[int], list[bytes]]:
-        """The longest cached run of full blocks from the start, short of the last known token.
-
-        A request that wants logprobs of its prompt needs every position computed and takes nothing.
+        Blocks that live sequences hold are not published afterwards either, since part of their contents is
+        from before the reset.
         """
-        shared: list[int] = []
-        hashes: list[bytes] = []
-        if not self._prefix_caching or sequence.request.prompt_logprobs is not None:
-            return shared, hashes
-        for index in range((sequence.num_tokens - 1) // self._block_size):
-            content = self._hash(sequence, index, hashes)
-            block_id = self._pool.acquire(content)
-            if block_id is None:
-                break
-            shared.append(block_id)
-            hashes.append(content)
-        return shared, hashes
+        self._epoch += 1
+        return self._pool.forget_contents()
 
-    def _hash(self, sequence: Sequence, index: int, hashes: list[bytes]) -> bytes:
-        parent = hashes[index - 1] if index else root_hash(sequence.request.cache_salt)
-        first = index * self._block_size
-        return block_hash(parent, sequence.token_ids[first : first + self._block_size])
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Raises AssertionError unless pool and index agree with `tables`, those of every live sequence."""
+        tables = list(tables)
+        self._pool.check([table.block_ids for table in tables])
+        private: set[int] = set()
+        for table in tables:
+            assert table.num_published <= len(table.block_ids), "more blocks are published than held"
+            private.update(table.block_ids[table.num_published :])
+        for table in tables:
+            shared = private.intersection(table.block_ids[: table.num_published])
+            assert not shared, f"blocks {sorted(shared)} are shared and still written"
