@@ -36,10 +36,10 @@ class Checkpoint:
         return sum(prod(shape) for _, shape in expected_shapes(self.config))
 
 
-def open_checkpoint(path: Path, *, dummy: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, *, dummy: bool = False, seed: int = 0) -> Checkpoint:
     """Opens a `.gguf` file or a Hugging Face directory and checks that all its weights fit together.
 
-    With `dummy` the weights are random and only the configuration of a directory is read.
+    With `dummy` the weights are random, a function of `seed`, and only the configuration of a directory is read.
     Raises CheckpointError; nothing large has been allocated then.
     """
     # Each format imports this module for the classes above.
@@ -47,7 +47,7 @@ def open_checkpoint(path: Path, *, dummy: bool = False) -> Checkpoint:
     from engine.model.hf_checkpoint import open_huggingface
 
     if path.is_dir():
-        checkpoint = open_huggingface(path, dummy=dummy)
+        checkpoint = open_huggingface(path, dummy_seed=seed if dummy else None)
     elif not path.is_file():
         raise CheckpointError(f"{path}: no such file or directory; name a .gguf file or a model directory")
     elif dummy:

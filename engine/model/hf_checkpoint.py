@@ -23,16 +23,16 @@ _ARCHITECTURES = {
 }
 
 
-def open_huggingface(directory: Path, *, dummy: bool) -> Checkpoint:
-    """Opens a model directory. Raises CheckpointError; no tensor has been read then."""
+def open_huggingface(directory: Path, *, dummy_seed: int | None) -> Checkpoint:
+    """Opens a model directory; with `dummy_seed` its weights are random and none are read. Raises CheckpointError; no tensor has been read then."""
     fields = _Fields(directory / "config.json", read_json_object(directory / "config.json"))
     config = _read_config(fields)
     digest = Digest()
     digest.add_text(repr(config))
     weights: WeightSource
-    if dummy:
-        weights = RandomWeights(config)
-        digest.add_text("random weights, seed 0")
+    if dummy_seed is not None:
+        weights = RandomWeights(config, dummy_seed)
+        digest.add_text(f"random weights, seed {dummy_seed}")
     else:
         files = open_directory(directory)
         for name in sorted(files):
