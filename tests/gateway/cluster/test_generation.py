@@ -1,0 +1,305 @@
+"""A request's life: choices, stop strings, usage, errors, and going on after a rank was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import cast
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from muster import v1 as wire
+
+from gateway.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NoBackend,
+    Overloaded,
+    RequestTimeout,
+)
+from gateway.generation import GenerationLimits
+from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport
+from tests.support.fake_cluster import FakeCluster, ask, fake_cluster
+from tests.support.fake_engine import EngineScript, echo, says
+from tests.support.waiting import eventually
+
+HANGS = 0
+
+
+async def start(cluster: FakeCluster, **options: object) -> asyncio.Task[object]:
+    """A request that runs in a task; returns once an engine has it."""
+    before = sum(len(engine.submitted) for engine in cluster.engines)
+    task = asyncio.create_task(cluster.answer(ask(**options)))  # type: ignore[arg-type]
+    await eventually(lambda: sum(len(e.submitted) for e in cluster.engines) > before, "an engine has the request")
+    return cast("asyncio.Task[object]", task)
+
+
+async def test_text_usage_and_reason_of_one_choice() -> None:
+    async with fake_cluster(EngineScript(token=says("Paris."), cached_tokens=4)) as cluster:
+        answer = await cluster.answer(ask("The capital?"))
+        assert answer.text() == "Paris."
+        assert answer.token_ids() == [*b"Paris.", 256]
+        assert answer.last().finish_reason is FinishReason.STOP
+        assert answer.last().stop_reason is None
+        assert answer.report == PromptReport(num_tokens=12, cached_tokens=4)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.cached_tokens) == (12, 7, 4)
+        await cluster.settled()
+
+
+async def test_choices_have_their_own_seeds_on_one_rank() -> None:
+    async with fake_cluster(EngineScript(), EngineScript()) as cluster:
+        answer = await cluster.answer(ask(request_id="four", seed=5, n=4, max_tokens=8))
+        assert [request.sampling.seed for request in cluster.engine_of("four").submitted] == [5, 6, 7, 8]
+        alone = [await cluster.answer(ask(seed=5 + index, max_tokens=8, rank=0)) for index in range(4)]
+        assert [answer.text(index) for index in range(4)] == [single.text() for single in alone]
+        assert len({answer.text(index) for index in range(4)}) == 4
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, 32)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
+async def test_stop_string_across_tokens_ends_at_the_same_place(tokens_per_step: int) -> None:
+    script = EngineScript(token=says("one two STOP three four five six"), tokens_per_step=tokens_per_step)
+    async with fake_cluster(script) as cluster:
+        answer = await cluster.answer(ask(stop_strings=("two STO", "nothing")))
+        assert answer.text() == "one "
+        assert answer.last().finish_reason is FinishReason.STOP
+        assert answer.last().stop_reason == "two STO"
+        assert answer.usage.completion_tokens == len("one two STO")
+        await cluster.settled()
+
+
+async def test_a_matched_stop_string_aborts_in_the_engine() -> None:
+    async with fake_cluster(EngineScript(token=says("abc"), steps_left=3)) as cluster:
+        answer = await cluster.answer(ask(stop_strings=("bc",), include_stop_string=True))
+        assert answer.text() == "abc"
+        await eventually(lambda: len(cluster.engines[0].aborted) == 1, "the engine was told")
+        await cluster.settled()
+
+
+async def test_min_tokens_lets_early_stop_strings_pass() -> None:
+    async with fake_cluster(EngineScript(token=says("ab ab ab"))) as cluster:
+        answer = await cluster.answer(ask(stop_strings=("ab",), min_tokens=4))
+        assert answer.text() == "ab "
+
+
+async def test_half_a_character_waits_for_its_rest() -> None:
+    async with fake_cluster(EngineScript(token=says("é漢🎉"))) as cluster:
+        answer = await cluster.answer(ask(max_tokens=8))
+        assert [delta.text for delta in answer.deltas] == ["é", "漢", "\ufffd"]
+        assert [len(delta.token_ids) for delta in answer.deltas] == [2, 3, 3]
+        assert answer.last().finish_reason is FinishReason.LENGTH
+
+
+async def test_stop_token_of_the_request_is_named_and_hidden() -> None:
+    async with fake_cluster(EngineScript(token=says("abc"))) as cluster:
+        answer = await cluster.answer(ask(stop_token_ids=(ord("c"),)))
+        assert (answer.text(), answer.last().stop_reason) == ("ab", ord("c"))
+        assert answer.usage.completion_tokens == 3
+
+
+async def test_logprobs_stay_with_their_tokens() -> None:
+    async with fake_cluster(EngineScript(token=says("é!"))) as cluster:
+        answer = await cluster.answer(ask(logprobs=0, prompt_logprobs=0))
+        for delta in answer.deltas:
+            assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
+        assert [entry.token_id for entry in answer.report.logprobs] == [*b"hello"]
+
+
+async def test_scoring_generates_nothing() -> None:
+    async with fake_cluster() as cluster:
+        answer = await cluster.answer(ask(max_tokens=0, prompt_logprobs=0))
+        assert answer.text() == ""
+        assert answer.last().finish_reason is FinishReason.LENGTH
+        assert answer.usage.completion_tokens == 0
+
+
+async def test_max_tokens_is_lowered_to_the_context() -> None:
+    async with fake_cluster(EngineScript(token=echo)) as cluster:
+        cluster.engines[0].max_model_len = 4096
+        await cluster.answer(ask("x" * 4090, max_tokens=10_000))
+        assert cluster.engines[0].submitted[0].stop.max_tokens == 6
+
+
+async def test_requests_the_model_cannot_take_are_refused_here() -> None:
+    async with fake_cluster(EngineScript(), EngineScript()) as cluster:
+        with pytest.raises(ContextLengthExceeded):
+            await cluster.answer(ask("x" * 4096))
+        with pytest.raises(InvalidRequest, match="valid ranks are 0, 1"):
+            await cluster.answer(ask(rank=2))
+        with pytest.raises(InvalidRequest, match="valid ids are 0 to 258"):
+            await cluster.answer(ask(stop_token_ids=(259,)))
+        assert not any(engine.submitted for engine in cluster.engines)
+        await cluster.settled()
+
+
+async def test_explicit_rank_is_the_global_one() -> None:
+    async with fake_cluster(EngineScript(), EngineScript(), EngineScript(), scope=(1, 2)) as cluster:
+        await cluster.answer(ask(rank=2, max_tokens=1))
+        assert [len(engine.submitted) for engine in cluster.engines] == [0, 0, 1]
+        with pytest.raises(InvalidRequest, match="valid ranks are 1, 2"):
+            await cluster.answer(ask(rank=0))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_lost_rank_is_not_noticed_in_the_text(n: int) -> None:
+    async with fake_cluster(EngineScript(), EngineScript()) as cluster:
+        whole = await cluster.answer(ask(seed=3, n=n, max_tokens=12))
+        for engine in cluster.engines:
+            engine.allow(5)
+        task = await start(cluster, request_id="broken", seed=3, n=n, max_tokens=12)
+        victim = cluster.engine_of("broken")
+        await eventually(lambda: victim.script.steps_left == 0, "five tokens were made")
+        other = next(engine for engine in cluster.engines if engine is not victim)
+        other.allow(None)
+        await victim.die()
+        broken = await task
+        assert isinstance(broken, type(whole))
+        for index in range(n):
+            assert broken.text(index) == whole.text(index)
+            assert broken.token_ids(index) == whole.token_ids(index)
+        assert broken.usage == whole.usage
+        assert max(len(request.generated_token_ids) for request in other.submitted[-n:]) == 5
+        await cluster.settled()
+
+
+async def test_the_second_loss_ends_the_request() -> None:
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(3))) as cluster:
+        task = await start(cluster, request_id="poison")
+        await cluster.engine_of("poison").die()
+        await eventually(lambda: sum(len(e.submitted) for e in cluster.engines) == 2, "another rank has it")
+        second = next(engine for engine in cluster.engines if engine.num_live)
+        await second.die()
+        with pytest.raises(EngineFailed, match="lost its rank 2 times"):
+            await task
+        await cluster.settled()
+
+
+async def test_a_lost_rank_that_was_asked_for_is_an_error() -> None:
+    async with fake_cluster(EngineScript(steps_left=HANGS), EngineScript()) as cluster:
+        task = await start(cluster, rank=0)
+        await cluster.engines[0].die()
+        with pytest.raises(EngineFailed, match="Rank 0"):
+            await task
+        assert not cluster.engines[1].submitted
+
+
+async def test_a_rank_called_lost_by_the_head_is_left_at_once() -> None:
+    """A hung engine keeps its connection; only its missing heartbeats tell."""
+    async with fake_cluster(EngineScript(steps_left=HANGS), EngineScript(steps_left=HANGS)) as cluster:
+        task = await start(cluster, request_id="x", max_tokens=3)
+        hung = cluster.engine_of("x")
+        other = cluster.engines[1 - hung.rank]
+        other.allow(None)
+        cluster.head.set_state(hung.rank, wire.RANK_STATE_LOST)
+        await task
+        assert len(other.submitted) == 1
+        await cluster.settled()
+
+
+async def test_without_a_rank_requests_wait_for_one() -> None:
+    async with fake_cluster(EngineScript()) as cluster:
+        cluster.head.set_state(0, wire.RANK_STATE_DRAINING)
+        await eventually(lambda: not cluster.backend.cluster.ready, "the rank drains")
+        task = asyncio.create_task(cluster.answer(ask(max_tokens=2)))
+        await eventually(lambda: cluster.backend.generator.num_queued == 1, "the request waits")
+        assert not cluster.engines[0].submitted
+        cluster.head.set_state(0, wire.RANK_STATE_READY)
+        assert len((await task).token_ids()) == 2
+
+
+async def test_waiting_for_a_rank_has_a_limit() -> None:
+    async with fake_cluster(EngineScript(), limits=GenerationLimits(rank_wait_s=0.05)) as cluster:
+        cluster.head.set_state(0, wire.RANK_STATE_LOST)
+        await eventually(lambda: not cluster.backend.cluster.ready, "the rank is lost")
+        with pytest.raises(NoBackend, match="rank 0 is lost") as caught:
+            await cluster.answer(ask())
+        assert caught.value.retry_after_s is not None
+        await cluster.settled()
+
+
+async def test_a_bounded_queue_says_so() -> None:
+    limits = GenerationLimits(max_queued=2)
+    async with fake_cluster(EngineScript(steps_left=HANGS), limits=limits) as cluster:
+        tasks = [await start(cluster), await start(cluster)]
+        with pytest.raises(Overloaded) as caught:
+            await cluster.answer(ask())
+        assert caught.value.retry_after_s == 1.0
+        cluster.engines[0].allow(None)
+        await asyncio.gather(*tasks)
+        await cluster.settled()
+
+
+async def test_a_request_has_its_time() -> None:
+    async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster:
+        with pytest.raises(RequestTimeout):
+            await cluster.answer(ask(timeout_s=0.05))
+        await eventually(lambda: len(cluster.engines[0].aborted) == 1, "the engine was told")
+        await cluster.settled()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Overloaded),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, RequestTimeout),
+        (grpc.StatusCode.INTERNAL, EngineFailed),
+    ],
+)
+async def test_what_an_engine_refuses_with(code: grpc.StatusCode, error: type[Exception]) -> None:
+    failed = wire.Failed(code=code.value[0], message="said so", field="top_k", retry_after=Duration(seconds=7))
+    async with fake_cluster(EngineScript(fail=failed)) as cluster:
+        with pytest.raises(error) as caught:
+            await cluster.answer(ask())
+        if isinstance(caught.value, Overloaded):
+            assert caught.value.retry_after_s == 7.0
+        if isinstance(caught.value, InvalidRequest):
+            assert caught.value.param == "top_k"
+        await cluster.settled()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])
+async def test_a_rank_that_takes_no_more_is_passed_over(code: grpc.StatusCode) -> None:
+    refusing = EngineScript(fail=wire.Failed(code=code.value[0], message="not here"))
+    async with fake_cluster(refusing, EngineScript()) as cluster:
+        for _ in range(2):
+            assert len((await cluster.answer(ask(max_tokens=3))).token_ids()) == 3
+        await cluster.settled()
+
+
+async def test_a_vanished_reader_aborts_in_the_engine() -> None:
+    async with fake_cluster(EngineScript(steps_left=2)) as cluster:
+        events = cast("AsyncGenerator[GenerationEvent, None]", cluster.stream(ask(n=2)))
+        async with contextlib.aclosing(events):
+            async for event in events:
+                if isinstance(event, ChoiceDelta):
+                    break
+        await eventually(lambda: len(cluster.engines[0].aborted) == 2, "both choices were aborted")
+        await cluster.settled()
+
+
+async def test_a_cancelled_reader_aborts_in_the_engine() -> None:
+    async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster:
+        task = await start(cluster)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await eventually(lambda: len(cluster.engines[0].aborted) == 1, "the engine was told")
+        await cluster.settled()
+        assert b'muster:request_cancelled_total{phase="queued"} 1.0' in cluster.backend.metrics.render()
+
+
+async def test_a_slow_reader_gets_merged_deltas() -> None:
+    async with fake_cluster(EngineScript(token=says("x" * 400), steps_left=1)) as cluster:
+        texts = []
+        async for event in cluster.stream(ask()):
+            if isinstance(event, ChoiceDelta):
+                texts.append(event.text)
+                if len(texts) == 1:
+                    cluster.engines[0].allow(None)
+                    await eventually(lambda: cluster.engines[0].num_live == 0, "the engine is done")
+                    await asyncio.sleep(0.05)  # the frames are in the socket; merging needs them read
+        assert "".join(texts) == "x" * 400
+        assert len(texts) < 200
