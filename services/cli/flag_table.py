@@ -33,7 +33,7 @@ LOAD_FORMAT = Flag(
     "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
     values.one_of("auto", "dummy"), "auto", metavar="FORMAT",
 )  # fmt: skip
-SEED = Flag("--seed", MODEL, "Seed of everything random that a request does not seed itself.",
+SEED = Flag("--seed", MODEL, "Seed of the weights that --load-format dummy makes; requests bring their own.",
             values.whole_number(0, 2**63 - 1), 0)  # fmt: skip
 MAX_MODEL_LEN = Flag(
     "--max-model-len", MODEL, "Longest prompt plus answer.", values.whole_number(1), unit="tokens",
@@ -93,6 +93,17 @@ REQUEST_TIMEOUT = Flag(
     "--request-timeout", SERVER, "Longest time one request may take.", values.positive_seconds, metavar="SECONDS",
     shown_default="no limit",
 )  # fmt: skip
+
+OPEN_METRICS = Flag("--open-metrics", SERVER, "Let everybody read /metrics although --api-key is given.", None, False)
+ANY_MODEL_NAME = Flag("--any-model-name", SERVER, "Answer requests for any model name, for clients with a fixed one.",
+                      None, False)  # fmt: skip
+ALLOWED_ORIGINS = Flag("--allowed-origins", SERVER, "Web pages that may call from a browser; * is any.", values.text,
+                       (), metavar="ORIGIN", several=True)  # fmt: skip
+ROOT_PATH = Flag("--root-path", SERVER, "Path that a proxy puts in front.", values.text, "", metavar="PATH")
+MAX_BODY_SIZE = Flag("--max-body-size", SERVER, "Largest request body; a larger one gets 413.", values.num_bytes,
+                     32 << 20, metavar="SIZE", shown_default="32MiB")  # fmt: skip
+PING_INTERVAL = Flag("--ping-interval", SERVER, "Silence after which a stream gets a comment; 0 never.", values.seconds,
+                     15.0, metavar="SECONDS", unit="seconds")  # fmt: skip
 
 MAX_NUM_SEQS = Flag("--max-num-seqs", MEMORY, "Most sequences in one step of a rank.", values.whole_number(1), 64,
                     metavar="N", unit="sequences")  # fmt: skip
@@ -163,7 +174,7 @@ SERVE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
-    API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
+    API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS,
     SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, RUNTIME_DIR, LOG_LEVEL, LOG_FORMAT,
@@ -180,7 +191,7 @@ ENGINE = (
     MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
-    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
+    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")

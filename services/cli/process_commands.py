@@ -146,6 +146,12 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         reuse_port=values["reuse_port"],
         api_keys=values["api_key"],
         request_timeout_s=values["request_timeout"],
+        open_metrics=values["open_metrics"],
+        any_model_name=values["any_model_name"],
+        allowed_origins=values["allowed_origins"],
+        root_path=values["root_path"],
+        max_body_bytes=values["max_body_size"],
+        ping_interval_s=values["ping_interval"],
         shutdown_timeout_s=values["shutdown_timeout"],
     )
     return run(run_gateway(options))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config import EngineConfig
+from engine.config import DType, EngineConfig, LoadFormat
 
 
 def engine_config(
     *,
     model_path: Path,
-    load_format: str,
-    dtype: str,
+    load_format: LoadFormat,
+    dtype: DType,
     device: str,
     seed: int,
     block_size: int,

@@ -10,12 +10,13 @@ import socket
 import time
 from dataclasses import dataclass
 
-from gateway.app import AppSettings, build_app
+from gateway.app import build_app
 from muster import v1 as wire
 
 from gateway.backend import Backend
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
+from gateway.settings import AppSettings, Lifecycle
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.launcher.listening import listen_http
@@ -25,6 +26,7 @@ from services.rpc.identity import host_id, host_name
 from services.rpc.listening import ListenError
 from services.rpc.runtime import stop_event
 from services.rpc.server import RpcServer
+from services.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +50,17 @@ class GatewayOptions:
     reuse_port: bool = False
     api_keys: tuple[str, ...] = ()
     request_timeout_s: float | None = None
+    open_metrics: bool = False
+    any_model_name: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    max_body_bytes: int = 32 << 20
+    ping_interval_s: float = 15.0
     shutdown_timeout_s: float = 30.0
 
 
 async def run_gateway(options: GatewayOptions) -> int:
-    """Serves until SIGTERM or SIGINT; running answers then finish within the shutdown timeout. Returns the exit code."""
+    """Serves until SIGTERM or SIGINT, after which running answers may finish; returns the exit code."""
     stop = stop_event()
     rpc = RpcServer(error_tables=[gateway_error_table], reuse_port=options.reuse_port)
     try:
@@ -97,13 +105,15 @@ class _Gateway:
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
         guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
-        self._app = build_app(
+        self._lifecycle = Lifecycle()
+        app = build_app(
             generator=self._backend.generator,
             cluster=self._backend.cluster,
             metrics=self._backend.metrics,
-            settings=AppSettings(api_keys=options.api_keys, request_timeout_s=options.request_timeout_s),
+            settings=_app_settings(options),
+            lifecycle=self._lifecycle,
         )
-        self._http = HttpServer(self._app, sockets, shutdown_timeout_s=options.shutdown_timeout_s)
+        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -131,11 +141,25 @@ class _Gateway:
     async def _stop(self) -> None:
         timeout_s = self._options.shutdown_timeout_s
         _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
-        self._app.state.draining = True
+        self._lifecycle.draining = True
         started = time.monotonic()
         await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
         await self._backend.close()
         _log.info("stopped after %.1f s", time.monotonic() - started)
+
+
+def _app_settings(options: GatewayOptions) -> AppSettings:
+    return AppSettings(
+        product_version=__version__,
+        api_keys=options.api_keys,
+        open_metrics=options.open_metrics,
+        max_body_bytes=options.max_body_bytes,
+        ping_interval_s=options.ping_interval_s,
+        request_timeout_s=options.request_timeout_s,
+        any_model_name=options.any_model_name,
+        root_path=options.root_path,
+        cors_origins=options.allowed_origins,
+    )
 
 
 def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:

@@ -38,6 +38,12 @@ class ServeOptions:
     grpc_port: int
     api_key: tuple[str, ...]
     request_timeout: float | None
+    open_metrics: bool
+    any_model_name: bool
+    allowed_origins: tuple[str, ...]
+    root_path: str
+    max_body_size: int
+    ping_interval: float
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int

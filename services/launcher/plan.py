@@ -119,6 +119,11 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--http-fd", *map(str, places.http_fds)]
     arguments += ["--grpc-port", str(places.grpc_port), "--reuse-port"]
     arguments += _given("--request-timeout", options.request_timeout)
+    arguments += ["--max-body-size", str(options.max_body_size), "--ping-interval", _number(options.ping_interval)]
+    arguments += ["--open-metrics"] if options.open_metrics else []
+    arguments += ["--any-model-name"] if options.any_model_name else []
+    arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
+    arguments += ["--root-path", options.root_path] if options.root_path else []
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
     secrets = ((API_KEY_VARIABLE, ",".join(options.api_key)),) if options.api_key else ()
     return ChildSpec(
