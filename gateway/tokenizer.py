@@ -70,9 +70,12 @@ class Tokenizer:
         `add_special` puts BOS in front where the checkpoint wants it.
         """
         ids = _encode(self._parsing if parse_special else self._plain, text)
-        if add_special and tuple(ids[: len(self._prefix_ids)]) != self._prefix_ids:
-            ids[:0] = self._prefix_ids
-        return ids
+        return self.add_prefix(ids) if add_special else ids
+
+    def add_prefix(self, token_ids: list[int]) -> list[int]:
+        """The ids with BOS in front, where the checkpoint wants it and it is not there yet."""
+        prefix = list(self._prefix_ids)
+        return token_ids if token_ids[: len(prefix)] == prefix else prefix + token_ids
 
     def encode_chat(
         self,

@@ -13,6 +13,7 @@ from gateway.ports import Metrics
 logger = logging.getLogger("gateway.access")
 
 CLIENT_LEFT = 499
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Access:
@@ -45,9 +46,10 @@ class Access:
 
     def _report(self, scope: Scope, status: int, duration_s: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._metrics.http_request(route, scope["method"], status, duration_s)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.http_request(route, method, status, duration_s)
         level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
         request_id = scope.get("state", {}).get("request_id", "-")
-        logger.log(
-            level, "%s %s %d %.0f ms request %s", scope["method"], scope["path"], status, duration_s * 1000, request_id
-        )
+        # The raw path is percent-encoded, so it cannot forge log lines.
+        path = scope.get("raw_path", b"").decode("latin-1")
+        logger.log(level, "%s %s %d %.0f ms request %s", method, path, status, duration_s * 1000, request_id)

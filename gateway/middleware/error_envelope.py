@@ -58,7 +58,7 @@ def _as_gateway_error(error: Exception, scope: Scope) -> GatewayError:
     if isinstance(error, HTTPException):
         return _from_starlette(error, scope)
     request_id = _request_id(scope)
-    logger.error("request %s failed: %s %s", request_id, scope["method"], scope["path"], exc_info=error)
+    logger.error("request %s failed", request_id, exc_info=error)
     return InternalError(f"The server failed on request {request_id}; its log has the reason.")
 
 

@@ -1,0 +1,81 @@
+"""Prompts to token ids, off the event loop when they are large, and checked against the context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from gateway.errors import ContextLengthExceeded, InvalidRequest
+from gateway.openai.chat_request import Conversation
+from gateway.openai.completion_request import CompletionRequest, Prompt
+from gateway.openai.completion_response import PromptText
+from gateway.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+# Some milliseconds of work; a hop to a thread costs a tenth of one.
+_LARGE = 20_000
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Runs `work` in a thread when `size` characters or bytes are many, so that health checks and streams go on."""
+    return await asyncio.to_thread(work) if size > _LARGE else work()
+
+
+async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> list[PromptText]:
+    """Raises InvalidRequest for a prompt of no tokens and ContextLengthExceeded for one that leaves no room."""
+    size = sum(len(prompt) for prompt in request.prompts)
+    prompts = await off_loop(size, lambda: [_encode_prompt(p, request, tokenizer) for p in request.prompts])
+    for prompt in prompts:
+        check_context(prompt.token_ids, max_model_len, "prompt", room=0 if request.max_tokens == 0 else 1)
+    return prompts
+
+
+async def encode_conversation(
+    conversation: Conversation, tokenizer: Tokenizer, max_model_len: int, truncate_to: int | None
+) -> tuple[int, ...]:
+    """Raises InvalidRequest when the template refuses and ContextLengthExceeded when no room is left."""
+    size = sum(len(str(message.get("content"))) for message in conversation.messages)
+    token_ids = await off_loop(
+        size,
+        lambda: tokenizer.encode_chat(
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            variables=conversation.variables,
+        ),
+    )
+    kept = _truncated(tuple(token_ids), truncate_to)
+    check_context(kept, max_model_len, "messages", room=1)
+    return kept
+
+
+def check_context(token_ids: tuple[int, ...], max_model_len: int, param: str, *, room: int) -> None:
+    if not token_ids:
+        raise InvalidRequest(param, f"'{param}' is empty: there is no token to start from. Send some text.")
+    if len(token_ids) + room > max_model_len:
+        raise ContextLengthExceeded(len(token_ids), max_model_len, param=param)
+
+
+def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The ways a word is spelled in ids: at a text's beginning and after a space."""
+    spelled = (tokenizer.encode(text) for word in words for text in (word, f" {word.lstrip()}"))
+    return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
+
+
+def _encode_prompt(prompt: Prompt, request: CompletionRequest, tokenizer: Tokenizer) -> PromptText:
+    truncate_to = request.options.truncate_prompt_tokens
+    if not isinstance(prompt, str):
+        kept = _truncated(prompt, truncate_to)
+        return PromptText(tokenizer.decode(kept, skip_special=False), kept)
+    bare = tokenizer.encode(prompt, parse_special=request.parse_special)
+    full = tokenizer.add_prefix(bare) if request.add_special else bare
+    kept = _truncated(tuple(full), truncate_to)
+    if len(kept) < len(full):
+        return PromptText(tokenizer.decode(kept, skip_special=False), kept)
+    return PromptText(prompt, kept, num_added=len(full) - len(bare))
+
+
+def _truncated(token_ids: tuple[int, ...], truncate_to: int | None) -> tuple[int, ...]:
+    return token_ids if truncate_to is None else token_ids[-truncate_to:]
