@@ -183,17 +183,18 @@ class ControlPlane:
             _log.warning("the head stood still for %.1f s", now_s - self._ticked_s)
             self._roster.excuse_silence(now_s)
         self._ticked_s = now_s
-        for lease, reason in self._roster.expire(now_s):
-            error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
-            self._end_stream(lease, error)
         poll = self._startup.poll(self._roster.ranks, tuple(self._rejections), now_s)
         if poll.outcome is Outcome.EXPIRED:
             _log.error("%s", poll.line)
             self._end_all_streams(
                 RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, poll.line or "", reason="STARTUP_TIMEOUT")
             )
-        elif poll.line is not None:
+            return poll.outcome
+        if poll.line is not None:
             _log.info("%s", poll.line)
+        for lease, reason in self._roster.expire(now_s):
+            error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
+            self._end_stream(lease, error)
         self._publish()
         return poll.outcome
 

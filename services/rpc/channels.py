@@ -17,6 +17,10 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", MAX_RECEIVE_BYTES),
+    # What lies between a fast writer and a slow reader is bounded: left to itself, the window grows to megabytes of
+    # snapshots that are out of date when they are read.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 256 * 1024),
     # A restarted peer is found within 2 s; the default backs off to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 2_000),

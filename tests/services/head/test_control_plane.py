@@ -1,0 +1,89 @@
+"""The deadline of the start, as engines and the log see it; time is the test's."""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+import pytest
+from muster import v1 as wire
+
+from services.head.control_plane import Timing
+from services.head.startup import Outcome
+from tests.services.head.factories import hello, rules
+from tests.services.head.harness import running_head
+
+
+async def test_the_deadline_ends_every_stream_and_names_the_culprits(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_head(timing=Timing(ready_timeout_s=20.0)) as head:
+        serving, joining = head.engine(), head.engine()
+        await serving.serve()
+        await joining.join(rank=1, pid=200, host="node7")
+        await joining.send(progress=wire.Progress(phase=wire.ENGINE_PHASE_LOADING_WEIGHTS, done=1, total=9))
+        turned_away = head.engine()
+        await turned_away.send(hello=hello(rank=2, deployment_id="green", host="node8"))
+        await turned_away.rejection()
+        await head.until(lambda roster: roster.ranks[1].phase_done == 1)
+        head.clock.advance(4.0)
+        assert head.control.tick() is Outcome.WAITING
+        head.clock.advance(16.0)
+        assert head.control.tick() is Outcome.EXPIRED
+        errors = [await serving.rejection(), await joining.rejection()]
+    (line,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    for error in errors:
+        assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STARTUP_TIMEOUT")
+        assert error.message == line
+    assert "not all ranks were ready within 20 s; 1 of 3 ranks ready" in line
+    assert "rank 1 joining on node7: loading weights 1 of 9" in line
+    assert "rank 2 missing" in line
+    assert "node8 pid 100 for rank 2" in line
+    assert "'green'" in line
+
+
+async def test_progress_lines_and_state_changes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_head() as head:
+        engine = head.engine()
+        await engine.join(rank=1, host="node7")
+        for _ in range(10):
+            await engine.send(progress=wire.Progress(phase=wire.ENGINE_PHASE_FITTING_CACHE))
+            await head.until(lambda roster: roster.ranks[1].phase == wire.ENGINE_PHASE_FITTING_CACHE)
+            head.pass_time(1.0)
+        progress = [record.message for record in caplog.records if "ranks ready" in record.message]
+        assert progress == [
+            "0 of 3 ranks ready; rank 0 missing, expected from any node (no engine has registered);"
+            " rank 1 joining on node7: fitting cache;"
+            " rank 2 missing, expected from any node (no engine has registered)"
+        ]
+        engine.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+    changes = [record for record in caplog.records if "rank 1 on node7 (pid 100): " in record.message]
+    assert [(record.levelno, record.message.split(": ", 1)[1]) for record in changes] == [
+        (logging.INFO, "missing -> joining: registered"),
+        (logging.WARNING, "joining -> lost: the stream broke"),
+    ]
+
+
+async def test_after_all_were_ready_a_lost_rank_does_not_end_the_head() -> None:
+    async with running_head(rules(data_parallel_size=1), Timing(ready_timeout_s=20.0)) as head:
+        engine = head.engine()
+        await engine.serve(data_parallel_size=1)
+        assert head.control.tick() is Outcome.COMPLETED
+        engine.call.cancel()
+        await head.until_state(0, wire.RANK_STATE_LOST)
+        head.pass_time(60.0)
+        assert head.control.tick() is Outcome.DONE
+        late = head.engine()
+        welcome = await late.join(data_parallel_size=1, incarnation=11)
+        assert welcome.ready_deadline.ToSeconds() == 20, "a restarted rank has the whole time again"
+        head.pass_time(9.0)
+        await late.send(heartbeat=wire.Heartbeat())
+        await late.send(progress=wire.Progress(done=1))
+        await head.until(lambda roster: roster.ranks[0].phase_done == 1)
+        head.pass_time(9.0)
+        await late.send(progress=wire.Progress(done=2))
+        await head.until(lambda roster: roster.ranks[0].phase_done == 2)
+        head.pass_time(3.0)
+        error = await late.rejection()
+        assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "LEASE_EXPIRED")
+        assert "not ready in time" in error.message
