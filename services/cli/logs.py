@@ -17,7 +17,7 @@ def set_up_logging(level: str, log_format: str, process: str) -> None:
     root.setLevel(level.upper())
     logging.captureWarnings(True)
     # Their INFO lines are about themselves, one per request.
-    for noisy in ("httpx", "httpcore", "uvicorn.access"):
+    for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
 
 

@@ -1,0 +1,98 @@
+"""Two engines behind one URL; what a person types first."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import grpc
+import pytest
+from muster import v1 as wire
+
+from tests.cluster.answers import complete
+from tests.cluster.conftest import Launch
+from tests.support.cluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def muster(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_two_engines_answer_and_ctrl_c_stops_everything(launch: Launch) -> None:
+    cluster = launch("-dp", "2")
+    cluster.wait_until_ready()
+    answers = [complete(cluster, rank=rank) for rank in (0, 1)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts[0] == texts[1] != ""
+    check_status(cluster)
+    check_chat(cluster)
+    check_grpc(cluster)
+    assert cluster.stop(signal.SIGINT) == 0
+    assert "curl http://" in cluster.output
+    assert "grpcurl -plaintext" in cluster.output
+
+
+def check_status(cluster: Cluster) -> None:
+    roster = cluster.status()["roster"]
+    assert [entry["state"] for entry in roster["ranks"]] == ["RANK_STATE_READY"] * 2
+    assert [entry["pid"] for entry in roster["ranks"]] == [cluster.engine(rank).pid for rank in (0, 1)]
+    assert len(roster["gateways"]) == 1
+    shown = muster("status", "--head-target", cluster.head_target)
+    assert shown.returncode == 0
+    assert "2 of 2 ranks ready" in shown.stdout
+
+
+def check_chat(cluster: Cluster) -> None:
+    asked = muster("chat", "--url", cluster.url, "--max-tokens", "5", "--temperature", "0", "Hello")
+    assert asked.returncode == 0, asked.stderr
+    piped = muster("chat", "--url", cluster.url, "--max-tokens", "5", "--temperature", "0", stdin="Hello\n")
+    assert piped.stdout == asked.stdout
+    assert piped.stdout.strip()
+    refused = muster("chat", "--url", cluster.url, "--model", "other", "Hello")
+    assert refused.returncode == 1
+    assert "'other'" in refused.stderr
+
+
+def check_grpc(cluster: Cluster) -> None:
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub = wire.InferenceServiceStub(channel)
+        request = wire.CompleteRequest(text="The sky")
+        request.options.conditions.max_tokens = 4
+        responses = list(stub.Complete(request, timeout=30))
+    assert responses[-1].usage.completion_tokens == 4
+
+
+def test_a_key_is_asked_for_everywhere(launch: Launch) -> None:
+    cluster = launch("--api-key", "secret")
+    cluster.wait_until_ready()
+    assert complete(cluster).status_code == 401
+    with grpc.insecure_channel(cluster.grpc_target) as channel:
+        stub = wire.InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.ListModels(wire.ListModelsRequest(), timeout=30)
+        assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        key = (("authorization", "Bearer secret"),)
+        models = stub.ListModels(wire.ListModelsRequest(), timeout=30, metadata=key).models
+    assert [list(model.served_model_names) for model in models] == [["tiny"]]
+    assert muster("chat", "--url", cluster.url, "--api-key", "secret", "--max-tokens", "2", "Hi").returncode == 0
+    assert "secret" not in " ".join(word for process in cluster.children("gateway") for word in process.cmdline())
+    assert cluster.stop() == 0
+
+
+def test_two_gateways_share_the_ports_and_one_may_die(launch: Launch) -> None:
+    cluster = launch("--api-server-count", "2")
+    cluster.wait_until_ready()
+    cluster.wait_for(lambda: len(cluster.status()["roster"]["gateways"]) == 2, "two gateways in the roster")
+    first, second = cluster.children("gateway")
+    first.kill()
+    assert all(complete(cluster).status_code == 200 for _ in range(5))  # each over a new connection
+    cluster.wait_for_output(r"gateway \d ended \(killed by SIGKILL\)")
+    cluster.wait_for(lambda: len(cluster.children("gateway")) == 2, "the gateway's restart")
+    second.kill()
+    assert all(complete(cluster).status_code == 200 for _ in range(5))
+    assert cluster.stop() == 0
