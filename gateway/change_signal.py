@@ -12,13 +12,15 @@ class ChangeSignal:
     `wait` that follows it. Waiters come and go; a cancelled one leaves nothing behind.
     """
 
-    __slots__ = ("_waiters",)
+    __slots__ = ("_waiters", "version")
 
     def __init__(self) -> None:
+        self.version = 0  # counts notifications; equal versions, nothing new
         self._waiters: set[asyncio.Future[bool]] = set()
 
     def notify(self) -> None:
         """Wakes all who wait now."""
+        self.version += 1
         if self._waiters:
             waiters, self._waiters = self._waiters, set()
             for waiter in waiters:

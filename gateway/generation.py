@@ -84,13 +84,14 @@ class Generator:
             while not running.finished:
                 if running.homeless:
                     running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
+                seen = running.news.version
                 events = running.collect()
                 if queued and running.reported:
                     queued = False
                     self._count(0, queued=-1)
                 for event in events:
                     yield event
-                if not events and not running.homeless and not running.finished:
+                if not running.homeless and running.news.version == seen and not running.finished:
                     await self._wait(running, deadline_s)
             meter.finished(running.rank, running.finish_reasons, running.usage())
             ended = True

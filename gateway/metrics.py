@@ -135,13 +135,17 @@ class RequestMeter:
         self._clock = clock
         self._arrived_s = clock()
         self._last_token_s: dict[int, float] = {}
+        self._rank = -1
+        self._inter_token = metrics.inter_token_latency
 
     def tokens(self, rank: int, choice: int, num_tokens: int) -> None:
         """A choice received tokens."""
         now_s = self._clock()
         last_s = self._last_token_s.get(choice)
         if last_s is not None:
-            self._metrics.inter_token_latency.labels(rank).observe((now_s - last_s) / num_tokens)
+            if rank != self._rank:  # looking labels up costs more than observing
+                self._rank, self._inter_token = rank, self._metrics.inter_token_latency.labels(rank)
+            self._inter_token.observe((now_s - last_s) / num_tokens)
         elif not self._last_token_s:
             self._metrics.time_to_first_token.labels(rank).observe(now_s - self._arrived_s)
         self._last_token_s[choice] = now_s
