@@ -21,6 +21,9 @@ from engine.runner.penalties import PenaltyTable
 from engine.runner.sampling_plan import SamplingPlan
 from engine.sequence import Sequence
 
+# Temporaries of so many numbers stay in a core's cache; drawing all rows at once takes three times as long.
+_CPU_CHUNK_ELEMENTS = 1 << 17
+
 
 class Sampler:
     """Holds what it has worked out about live requests until `forget`."""
@@ -47,9 +50,9 @@ class Sampler:
         plans = [self._plan(sequence) for sequence in sequences]
         special = [row for row, plan in enumerate(plans) if plan.edits or not plan.greedy]
         if not special:
-            return logits.argmax(dim=-1)
+            return _first_best(logits)
         everything = len(special) == len(plans)
-        chosen = logits.new_empty(len(plans), dtype=torch.int64) if everything else logits.argmax(dim=-1)
+        chosen = logits.new_empty(len(plans), dtype=torch.int64) if everything else _first_best(logits)
         chosen[special] = self._choose_special(
             logits if everything else logits[special],
             [sequences[row] for row in special],
@@ -62,22 +65,19 @@ class Sampler:
         drawn = [row for row, plan in enumerate(plans) if not plan.greedy]
         if len(drawn) == len(plans):
             return self._draw(logits, sequences, plans)
-        chosen = logits.argmax(dim=-1)
+        chosen = _first_best(logits)
         if drawn:
             chosen[drawn] = self._draw(logits[drawn], [sequences[row] for row in drawn], [plans[row] for row in drawn])
         return chosen
 
     def _draw(self, logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
-        """Samples softmax(filtered logits / temperature) by arg max of logits and noise."""
-        logits = logits / torch.tensor([plan.temperature for plan in plans], device=logits.device)[:, None]
-        logits = filter_logits(
-            logits,
-            [plan.top_k for plan in plans],
-            [plan.top_p for plan in plans],
-            [plan.min_p for plan in plans],
-        )
-        keys = [noise_key(plan.seed, sequence.num_tokens) for plan, sequence in zip(plans, sequences, strict=True)]
-        return (logits + gumbel_noise(keys, self._vocab_size, logits.device)).argmax(dim=-1)
+        """Samples softmax(filtered logits / temperature), a few rows at a time."""
+        step = max(1, _CPU_CHUNK_ELEMENTS // self._vocab_size) if logits.device.type == "cpu" else len(plans)
+        parts = [
+            _draw_rows(logits[i : i + step], sequences[i : i + step], plans[i : i + step])
+            for i in range(0, len(plans), step)
+        ]
+        return torch.cat(parts)
 
     def _edit(self, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
         """Masks, biases and penalises. Returns [R, V] float32; `raw` is left as it is."""
@@ -133,6 +133,24 @@ class Sampler:
             plan = SamplingPlan.of(request, self._vocab_size, self._eos_token_ids)
             self._plans[request.request_id] = plan
         return plan
+
+
+def _draw_rows(logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+    """The arg max of logits and Gumbel noise is a sample of the softmax."""
+    logits = logits / torch.tensor([plan.temperature for plan in plans], device=logits.device)[:, None]
+    logits = filter_logits(
+        logits,
+        [plan.top_k for plan in plans],
+        [plan.top_p for plan in plans],
+        [plan.min_p for plan in plans],
+    )
+    keys = [noise_key(plan.seed, sequence.num_tokens) for plan, sequence in zip(plans, sequences, strict=True)]
+    return _first_best(logits + gumbel_noise(keys, logits.shape[1], logits.device))
+
+
+def _first_best(logits: Tensor) -> Tensor:
+    """[R] the lowest index of each row's maximum. On a CPU `max` is several times faster than `argmax`."""
+    return logits.max(dim=-1).indices
 
 
 def _chosen_logprobs(logits: Tensor, sequences: Rows[Sequence], token_ids: list[int]) -> dict[int, TokenLogprobs]:

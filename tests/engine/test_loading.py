@@ -191,7 +191,7 @@ def test_truncated_safetensors(directory: Path) -> None:
     data = path.read_bytes()
     for length in (0, 4, 8, 100, len(data) - 1):
         path.write_bytes(data[:length])
-        with pytest.raises(CheckpointError, match="model.safetensors"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             open_checkpoint(directory)
     path.write_bytes(struct.pack("<Q", 1 << 62) + data[8:])
     with pytest.raises(CheckpointError, match="claims a header of 4611686018427387904 bytes"):
