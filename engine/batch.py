@@ -64,4 +64,4 @@ class Runner(Protocol):
         """Computes one step; one StepToken per `batch.scheduled`, in order."""
 
     def forget(self, request_id: str) -> None:
-        """Drops what is kept per sequence; called once for every sequence that was added. Unknown ids are ignored."""
+        """Drops what is kept for a sequence that ended. Ignores ids it does not know; never raises."""

@@ -1,0 +1,245 @@
+"""The engine thread: takes what others put into its inbox, steps while there is work, hands out results."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from engine.core import EngineCore, Rejected, StepResult
+from engine.errors import EngineError
+from engine.request import FinishReason, Request, TokenOutput
+
+__all__ = ["EngineLoop", "Rejected", "StepResult"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+# How often an idle loop turns to show that it is alive.
+_IDLE_TURN_S = 0.25
+# A forward pass that fails so often in a row will not recover.
+_MAX_FAILED_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[EngineCore], Any]
+    future: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class EngineLoop:
+    """Owns an EngineCore and everything mutable behind it. All public methods may be called from any thread.
+
+    `deliver` is called on the engine thread, at most once per turn, and must not block. Each submitted request is
+    answered exactly once, by a last output or a rejection, also when the loop stops or fails.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        deliver: Callable[[StepResult], None],
+        on_failure: Callable[[BaseException], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_failure` is called once, on the engine thread and after the last delivery, when an error ends the loop."""
+        self._core = core
+        self._deliver = deliver
+        self._on_failure = on_failure
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | _Stop] = queue.SimpleQueue()
+        self._gate = threading.Lock()  # orders puts against closing: nothing is put into an inbox that nobody reads
+        self._started = False
+        self._closed = False
+        self._failed: BaseException | None = None
+        self._last_turn = clock()
+        # Of this turn and not delivered yet.
+        self._outputs: list[TokenOutput] = []
+        self._rejected: list[Rejected] = []
+        self._num_failed_steps = 0  # in a row
+        # A daemon: a forward pass that never returns must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def last_turn(self) -> float:
+        """time.monotonic() of the loop's last turn; it also turns while idle."""
+        return self._last_turn
+
+    @property
+    def failed(self) -> BaseException | None:
+        """The error that ended the loop, if one did."""
+        return self._failed
+
+    def start(self) -> None:
+        with self._gate:
+            self._started = True
+            self._last_turn = self._clock()
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Ends the loop; live requests are aborted. False when the thread still runs after `timeout_s`."""
+        self._put(_Stop())
+        with self._gate:
+            started, self._started = self._started, True
+        if not started:
+            self._finish()
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, request: Request) -> None:
+        """Queues a request and returns at once; a refusal comes back in StepResult.rejected.
+
+        Raises EngineError when the loop has ended.
+        """
+        if not self._put(_Submit(request)):
+            raise EngineError("the engine has stopped and takes no more requests")
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request before the next step; its last output is delivered. Unknown ids are ignored."""
+        self._put(_Abort(request_id))
+
+    def call(self, function: Callable[[EngineCore], T]) -> Future[T]:
+        """Runs `function` on the engine thread between two steps."""
+        future: Future[T] = Future()
+        if not self._put(_Call(function, future)):
+            future.set_exception(EngineError("the engine has stopped"))
+        return future
+
+    def _put(self, item: _Submit | _Abort | _Call | _Stop) -> bool:
+        with self._gate:
+            if self._closed:
+                return False
+            self._inbox.put(item)
+            return True
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except BaseException as error:
+            _log.exception("the engine thread ends after an error")
+            self._failed = error
+        self._finish()
+        if self._failed is not None and self._on_failure is not None:
+            self._on_failure(self._failed)
+
+    def _turn(self) -> bool:
+        """One round: inbox, step, delivery. False ends the loop."""
+        self._last_turn = self._clock()
+        if not self._take_inbox():
+            return False
+        if self._core.has_work:
+            self._hand_out(self._step())
+            if self._num_failed_steps >= _MAX_FAILED_STEPS:
+                raise RuntimeError(f"{_MAX_FAILED_STEPS} steps failed in a row; the last error is in the log")
+        elif self._outputs or self._rejected:
+            self._hand_out(self._core.between_steps([]))
+        return True
+
+    def _take_inbox(self) -> bool:
+        """Handles everything that waits; waits for something when there is nothing else to do. False: stop."""
+        try:
+            item = self._inbox.get_nowait() if self._core.has_work else self._inbox.get(timeout=_IDLE_TURN_S)
+            while True:
+                match item:
+                    case _Submit(request):
+                        self._add(request)
+                    case _Abort(request_id):
+                        if (output := self._core.abort(request_id)) is not None:
+                            self._outputs.append(output)
+                    case _Call():
+                        self._answer(item)
+                    case _Stop():
+                        return False
+                item = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._core.add(request)
+        except EngineError as error:
+            self._rejected.append(Rejected(request.request_id, error))
+        except Exception as error:  # one malformed request must not end the others
+            _log.exception("request %s was refused after an unexpected error", request.request_id)
+            self._rejected.append(Rejected(request.request_id, EngineError(_text(error))))
+
+    def _answer(self, call: _Call) -> None:
+        if not call.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = call.function(self._core)
+        except Exception as error:
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(result)
+
+    def _step(self) -> StepResult:
+        try:
+            result = self._core.step()
+        except Exception as error:
+            self._num_failed_steps += 1
+            _log.exception("a step failed, %d in a row", self._num_failed_steps)
+            return self._core.fail_step(f"the step failed: {_text(error)}")
+        if result.stats.num_sequences:
+            self._num_failed_steps = 0
+        return result
+
+    def _hand_out(self, result: StepResult) -> None:
+        """Delivers what the inbox brought together with what the step brought."""
+        if self._outputs or self._rejected:
+            result = StepResult([*self._outputs, *result.outputs], result.stats, self._rejected)
+            self._outputs, self._rejected = [], []
+        self._deliver(result)
+
+    def _finish(self) -> None:
+        """Ends what is live, refuses what came too late; from here on nothing can be put."""
+        if self._failed is None:
+            reason, message = FinishReason.ABORT, ""
+        else:
+            reason, message = FinishReason.ERROR, f"the engine failed: {_text(self._failed)}"
+        with self._gate:
+            self._closed = True
+        self._refuse_inbox()
+        try:
+            self._outputs += self._core.end_all(reason, message)
+            if self._outputs or self._rejected:
+                self._hand_out(self._core.between_steps([]))
+        except Exception as error:
+            _log.exception("the last outputs could not be delivered")
+            self._failed = self._failed or error
+
+    def _refuse_inbox(self) -> None:
+        while not self._inbox.empty():
+            match self._inbox.get_nowait():
+                case _Submit(request):
+                    error = EngineError("the engine stopped before it took the request")
+                    self._rejected.append(Rejected(request.request_id, error))
+                case _Call(_, future):
+                    if future.set_running_or_notify_cancel():
+                        future.set_exception(EngineError("the engine has stopped"))
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
