@@ -23,7 +23,8 @@ class Session:
         self._control = control
         self._outbox = outbox
         self._lease: Lease | None = None
-        self._end_reason = "the stream broke"
+        # grpc shows a broken connection as an end of the stream too, so only Goodbye leaves on purpose.
+        self._end_reason = "its stream ended without Goodbye"
 
     async def read(self, frames: AsyncIterator[wire.RegisterRequest]) -> None:
         """Applies frames until Goodbye, the end of the stream or an error, and ends the outbox with it."""
@@ -32,8 +33,6 @@ class Session:
                 if not self._apply(frame):
                     self._outbox.end()
                     return
-            # grpc shows a broken connection as an end of the stream too, so only Goodbye leaves on purpose.
-            self._end_reason = "the stream ended without Goodbye"
             self._outbox.end()
         except Rejection as rejection:
             if self._lease is not None:

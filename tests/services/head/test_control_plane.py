@@ -45,14 +45,16 @@ async def test_progress_lines_and_state_changes_are_logged(caplog: pytest.LogCap
     async with running_head() as head:
         engine = head.engine()
         await engine.join(rank=1, host="node7")
-        for _ in range(10):
-            await engine.send(progress=wire.Progress(phase=wire.ENGINE_PHASE_FITTING_CACHE))
-            await head.until(lambda roster: roster.ranks[1].phase == wire.ENGINE_PHASE_FITTING_CACHE)
-            head.pass_time(1.0)
+        await engine.send(progress=wire.Progress(phase=wire.ENGINE_PHASE_FITTING_CACHE))
+        await head.until(lambda roster: roster.ranks[1].phase == wire.ENGINE_PHASE_FITTING_CACHE)
+        head.pass_time(9.0)
+        await engine.send(progress=wire.Progress(phase=wire.ENGINE_PHASE_WARMING_UP))
+        await head.until(lambda roster: roster.ranks[1].phase == wire.ENGINE_PHASE_WARMING_UP)
+        head.pass_time(1.0)
         progress = [record.message for record in caplog.records if "ranks ready" in record.message]
         assert progress == [
             "0 of 3 ranks ready; rank 0 missing, expected from any node (no engine has registered);"
-            " rank 1 joining on node7: fitting cache;"
+            " rank 1 joining on node7: warming up;"
             " rank 2 missing, expected from any node (no engine has registered)"
         ]
         engine.call.cancel()
@@ -60,7 +62,7 @@ async def test_progress_lines_and_state_changes_are_logged(caplog: pytest.LogCap
     changes = [record for record in caplog.records if "rank 1 on node7 (pid 100): " in record.message]
     assert [(record.levelno, record.message.split(": ", 1)[1]) for record in changes] == [
         (logging.INFO, "missing -> joining: registered"),
-        (logging.WARNING, "joining -> lost: the stream broke"),
+        (logging.WARNING, "joining -> lost: its stream ended without Goodbye"),
     ]
 
 

@@ -239,7 +239,7 @@ async def test_closing_without_goodbye_is_a_loss() -> None:
         await engine.call.done_writing()
         assert await engine.call.read() is grpc.aio.EOF
         entry = await head.until_state(0, wire.RANK_STATE_LOST)
-        assert entry.reason == "the stream ended without Goodbye"
+        assert entry.reason == "its stream ended without Goodbye"
 
 
 async def test_a_silent_engine_is_lost_and_told_so() -> None:
