@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
+_LOAD_FORMATS = ("auto", "dummy")
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
@@ -40,9 +43,9 @@ class EngineConfig:
     num_blocks: int | None = None  # None: as many as fit kv_cache_bytes
     kv_cache_bytes: int | None = None  # None: see engine.attention.cache_size
     max_model_len: int | None = None  # prompt plus output; None: the checkpoint's
-    max_num_seqs: int = SchedulerLimits().max_num_seqs
-    max_num_batched_tokens: int = SchedulerLimits().max_num_batched_tokens
-    max_queued: int = SchedulerLimits().max_queued
+    max_num_seqs: int = 64  # see SchedulerLimits
+    max_num_batched_tokens: int = 512
+    max_queued: int = 1024
     prefix_caching: bool = True
     num_threads: int | None = None  # None: all cores but one, at least one
     load_format: str = "auto"  # auto, or dummy: random weights from `seed`
@@ -60,10 +63,6 @@ class EngineConfig:
     @property
     def limits(self) -> SchedulerLimits:
         return SchedulerLimits(self.max_num_seqs, self.max_num_batched_tokens, self.max_queued)
-
-
-_DTYPES = ("auto", "float32", "bfloat16", "float16")
-_LOAD_FORMATS = ("auto", "dummy")
 
 
 def _at_least_one(name: str, value: int | None) -> None:

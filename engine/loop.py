@@ -62,7 +62,7 @@ class EngineLoop:
         on_failure: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_failure` is called once, on the engine thread and after the last delivery, when an error ends the loop."""
+        """`on_failure` is called once, on the engine thread after the last delivery, when an error ends the loop."""
         self._core = core
         self._deliver = deliver
         self._on_failure = on_failure
