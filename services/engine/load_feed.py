@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from engine.errors import EngineError
 from services.rpc.watched import Watched
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class LoadFeed:
         self._loop = loop
 
     def publish(self, stats: StepStats) -> None:
-        """The numbers of one step."""
+        """The numbers of one turn of the engine thread."""
         self._steps.publish(stats)
 
     def close(self) -> None:
@@ -38,11 +39,11 @@ class LoadFeed:
 
     @property
     def version(self) -> int:
-        """To pass to `newer_than`; grows with every step."""
+        """To pass to `newer_than`; grows with every turn that brought something."""
         return self._steps.version
 
     async def newer_than(self, version: int) -> StepStats | None:
-        """Numbers of a step after `version`, as soon as there is one; None at the end."""
+        """Numbers of a turn after `version`, as soon as there is one; None at the end."""
         stats = await self._steps.newer_than(version)
         return None if self._closed.is_set() else stats
 
@@ -62,5 +63,5 @@ class LoadFeed:
         try:
             async with asyncio.timeout(_ASK_TIMEOUT_S):
                 return await asyncio.wrap_future(self._loop.call(lambda core: core.load()))
-        except TimeoutError:
+        except (TimeoutError, EngineError):  # too busy, or stopped meanwhile
             return last

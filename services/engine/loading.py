@@ -8,6 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import grpc
+
+from services.rpc.errors import RpcError
+
 if TYPE_CHECKING:
     from engine.build import BuiltEngine, Phase
     from engine.config import EngineConfig
@@ -78,9 +82,12 @@ def build_from_checkpoint(config: EngineConfig, progress: Callable[[Phase, int, 
 
 def read_tokenizer(config: EngineConfig) -> bytes:
     """The tokenizer archive of the configured checkpoint; for a worker thread."""
-    from engine.errors import CheckpointError
     from engine.model.tokenizer_files import read_tokenizer_archive
 
     if config.model_path is None:
-        raise CheckpointError("this engine runs a random model, which has no tokenizer")
+        raise RpcError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "this engine runs without a checkpoint, so it has no tokenizer; start it with a model",
+            reason="NO_TOKENIZER",
+        )
     return read_tokenizer_archive(config.model_path)

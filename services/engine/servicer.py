@@ -141,6 +141,8 @@ class EngineServicer(wire.EngineServiceServicer):
         version = self._load_feed.version
         while (stats := await self._load_feed.newer_than(version)) is not None:
             version = self._load_feed.version
+            if not stats.num_sequences:
+                continue  # a turn without a step: requests ended or were refused
             yield convert.to_step_stats(stats)
             if min_interval_s > 0:
                 await self._load_feed.pause(min_interval_s)
