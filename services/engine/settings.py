@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.config import DType, EngineConfig, LoadFormat
+from engine.config import EngineConfig
 
 
 def engine_config(
     *,
     model_path: Path,
-    load_format: LoadFormat,
-    dtype: DType,
+    load_format: str,
+    dtype: str,
     device: str,
     seed: int,
     block_size: int,

