@@ -74,6 +74,7 @@ class FakeEngine:
     target: str = ""
     submitted: list[wire.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    traceparents: list[str] = field(default_factory=list)
     num_attached: int = 0
 
     def __post_init__(self) -> None:
@@ -256,6 +257,7 @@ class _Servicer(wire.EngineServiceServicer):
             async for frame in frames:
                 match frame.WhichOneof("frame"):
                     case "submit":
+                        self._engine.traceparents.append(frame.submit.traceparent)
                         self._engine._submit(frame.submit.handle, frame.submit.request, outbox)
                     case "abort":
                         for handle in frame.abort.handles:
