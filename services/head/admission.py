@@ -198,6 +198,11 @@ def _check_offer_itself(offer: Offer) -> None:
     if not offer.targets or any(not target.strip() for target in offer.targets):
         fix = "send the engine's gRPC target, for example dns:///node2:41231"
         wrong.append(Mismatch("targets", "room for at least one target", "none or an empty one", fix))
+    elif unreachable := [target for target in offer.targets if _is_wildcard(target)]:
+        fix = (
+            "advertise an address that gateways can dial, with --advertise-host (muster serve: --engine-advertise-host)"
+        )
+        wrong.append(Mismatch("targets", "no host to dial there", ", ".join(unreachable), fix))
     elif len(offer.targets) > MAX_TARGETS:
         fix = "send the few that gateways can reach"
         wrong.append(Mismatch("targets", f"room for {MAX_TARGETS}", str(len(offer.targets)), fix))
@@ -205,3 +210,9 @@ def _check_offer_itself(offer: Offer) -> None:
         wrong.append(Mismatch("model.fingerprint", "to compare it", "nothing", "send the loaded model's facts"))
     if wrong:
         raise Rejection(Fault.INVALID, "INVALID_READY", "the Ready frame is incomplete", tuple(wrong))
+
+
+def _is_wildcard(target: str) -> bool:
+    """True for an address that means "all of mine" to its owner and "myself" to whoever dials it."""
+    host = target.removeprefix("dns:").lstrip("/").rpartition(":")[0]
+    return host in ("0.0.0.0", "[::]", "::", "*")

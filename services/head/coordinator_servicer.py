@@ -41,6 +41,9 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         async for report in request_iterator:
             if report.rank >= size:
                 raise invalid("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
+            if not report.HasField("stats"):
+                # Taken for zeros, it would make the rank look idle and draw all traffic to it.
+                raise invalid("stats", "is absent; a report without numbers says nothing")
             num_accepted += self._control.report_load(stream, report)
         return wire.ReportLoadResponse(accepted_reports=num_accepted)
 

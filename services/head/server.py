@@ -28,7 +28,7 @@ RENDEZVOUS_SERVICE = "muster.v1.RendezvousService"
 COORDINATOR_SERVICE = "muster.v1.CoordinatorService"
 ADMIN_SERVICE = "muster.v1.AdminService"
 
-_LISTEN_FLAGS = "--data-parallel-address/--data-parallel-rpc-port"
+_LISTEN_FLAGS = "--data-parallel-bind-address/--data-parallel-rpc-port (muster head: --host/--port)"
 # Streams are ended by the head itself; the grace only lets their last frames out.
 _STOP_GRACE_S = 1.0
 
@@ -52,12 +52,29 @@ class HeadOptions:
     heartbeat_timeout_s: float = 10.0
     local_ranks: range | None = None
 
+    def mistake(self) -> str | None:
+        """What is wrong with the values, naming the flag; None when nothing is."""
+        if self.data_parallel_size < 1:
+            return f"--data-parallel-size is {self.data_parallel_size}; at least 1 rank is needed"
+        if self.ready_timeout_s <= 0:
+            return f"--ready-timeout is {self.ready_timeout_s:g} s; give the ranks time to load"
+        if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
+            return (
+                f"--heartbeat-interval is {self.heartbeat_interval_s:g} s and --heartbeat-timeout"
+                f" {self.heartbeat_timeout_s:g} s; the timeout has to be the longer one, best by a few intervals"
+            )
+        return None
+
 
 async def run_head(options: HeadOptions, *, on_listening: Callable[[list[str]], None]) -> int:
-    """Runs until SIGTERM or SIGINT (0), or until the start fails (1).
+    """Runs until SIGTERM or SIGINT (0), or until the start fails (1, or 2 when an option cannot be).
 
     `on_listening` gets the gRPC targets, the Unix socket first, once the head serves.
     """
+    mistake = options.mistake()
+    if mistake is not None:
+        _log.error("%s", mistake)
+        return 2
     stop = stop_event()
     server = RpcServer(error_tables=[head_error_table])
     control = _build_control_plane(options, server)

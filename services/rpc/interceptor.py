@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from services.rpc.errors import ErrorTable, RpcError, to_status
 
@@ -56,7 +57,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         else:
             # All handlers of ours are async: a plain function is the generated placeholder.
             guarded = self._guard_coroutine(_unimplemented(method), method)
-        return kind(guarded, handler.request_deserializer, handler.response_serializer)
+        read = _strict(handler.request_deserializer, method)
+        if handler.request_streaming:
+            return kind(guarded, read, handler.response_serializer)
+
+        # grpc would answer UNKNOWN to bytes that it cannot parse, before any handler sees them.
+        async def parsed(content: bytes, context: Any) -> Any:
+            try:
+                request = read(content)
+            except RpcError as error:
+                await self._abort(error, method, context)
+            return await guarded(request, context)
+
+        return kind(parsed, None, handler.response_serializer)
 
     def _guard_coroutine(self, behavior: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Any]:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
@@ -100,6 +113,19 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             f"{method} failed with {type(error).__name__}; the log of this process has the details",
             reason="INTERNAL",
         )
+
+
+def _strict(deserializer: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
+    """Bytes that are no message are the caller's fault."""
+
+    def read(content: bytes) -> Any:
+        try:
+            return deserializer(content)
+        except DecodeError as error:
+            message = f"{method} got {len(content)} bytes that are not the message it takes; send what the .proto says"
+            raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, reason="MALFORMED_MESSAGE") from error
+
+    return read
 
 
 def _unimplemented(method: str) -> Callable[..., Awaitable[Any]]:

@@ -131,6 +131,14 @@ def test_a_ready_needs_usable_targets(targets: tuple[str, ...]) -> None:
     assert caught.value.mismatches[0].field == "targets"
 
 
+@pytest.mark.parametrize("target", ["0.0.0.0:41231", "dns:///0.0.0.0:41231", "[::]:41231", "dns:///[::]:1"])
+def test_a_target_that_nobody_else_can_dial_is_rejected(target: str) -> None:
+    with pytest.raises(Rejection, match="--advertise-host") as caught:
+        check_offer(offer(("unix:/run/e0.sock", target)), None)
+    assert target in caught.value.mismatches[0].engine_value
+    check_offer(offer(("[::1]:41231", "10.0.0.0:41231", "dns:///node2:41231")), None)
+
+
 def test_a_ready_needs_a_fingerprint() -> None:
     with pytest.raises(Rejection, match=r"model\.fingerprint"):
         check_offer(offer(fingerprint=""), None)

@@ -103,6 +103,15 @@ async def test_a_rank_out_of_range_ends_the_report() -> None:
         assert "ranks 0 to 2" in error.message
 
 
+async def test_a_report_without_numbers_is_not_an_idle_rank() -> None:
+    async with running_head() as head:
+        await head.engine().serve()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await send_reports(head, wire.ReportLoadRequest(rank=0, incarnation=10, sequence=1))
+        assert describe(caught.value).violations[0].field == "stats"
+        assert head.control.rank_loads() == []
+
+
 async def test_nothing_new_is_told_by_heartbeats() -> None:
     async with running_head() as head:
         await head.engine().serve()

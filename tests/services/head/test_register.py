@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from muster import v1 as wire
 
 from services.head.control_plane import Timing
+from services.rpc.errors import describe
 from tests.services.head.factories import CONFIGURATION, hello, ready, rules
 from tests.services.head.harness import HEAD_INCARNATION, Engine, Head, running_head
 
@@ -203,9 +203,10 @@ async def test_bytes_that_are_no_frame_disturb_nobody() -> None:
         await member.serve()
         call: Any = head.channel.stream_stream("/muster.v1.RendezvousService/Register")()
         await call.write(b"\xff\xfe stray bytes")
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
-        assert await call.code() is not Code.OK
+        error = describe(caught.value)
+        assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
         await assert_alive(head, member, rank=0)
 
 

@@ -145,6 +145,22 @@ async def test_a_port_in_use_is_one_clear_line(caplog: pytest.LogCaptureFixture)
     assert "--data-parallel-rpc-port" in error
 
 
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"data_parallel_size": 0}, "--data-parallel-size is 0"),
+        ({"ready_timeout_s": 0.0}, "--ready-timeout is 0 s"),
+        ({"heartbeat_interval_s": 5.0, "heartbeat_timeout_s": 5.0}, "--heartbeat-timeout 5 s"),
+        ({"heartbeat_interval_s": 0.0}, "--heartbeat-interval is 0 s"),
+    ],
+)
+async def test_options_that_cannot_be_are_named(
+    changes: dict[str, Any], flag: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await run_head(replace(OPTIONS, **changes), on_listening=lambda targets: None) == 2
+    assert flag in caplog.text
+
+
 async def test_progress_is_told_while_ranks_are_missing(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

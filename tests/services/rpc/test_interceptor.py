@@ -116,6 +116,19 @@ async def test_a_method_that_is_not_written_is_unimplemented() -> None:
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+@pytest.mark.parametrize("method", ["GetDeployment", "WatchRoster"])
+async def test_bytes_that_are_no_message_are_the_callers_fault(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(Failing(DomainError())) as served:
+        method_of_bytes: Any = served.channel.unary_stream(f"/muster.v1.RendezvousService/{method}")
+        call = method_of_bytes(b"\xff\xfe stray")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    error = describe(caught.value)
+    assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
+    assert "got 8 bytes" in error.message
+    assert caplog.records == [], "a stranger's bytes are no news"
+
+
 class Holding(Placeholder):
     """Tells when a call's resources have been given back."""
 
