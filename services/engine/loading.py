@@ -8,10 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import grpc
-
-from services.rpc.errors import RpcError
-
 if TYPE_CHECKING:
     from engine.build import BuiltEngine, Phase
     from engine.config import EngineConfig
@@ -84,10 +80,4 @@ def read_tokenizer(config: EngineConfig) -> bytes:
     """The tokenizer archive of the configured checkpoint; for a worker thread."""
     from engine.model.tokenizer_files import read_tokenizer_archive
 
-    if config.model_path is None:
-        raise RpcError(
-            grpc.StatusCode.FAILED_PRECONDITION,
-            "this engine runs without a checkpoint, so it has no tokenizer; start it with a model",
-            reason="NO_TOKENIZER",
-        )
     return read_tokenizer_archive(config.model_path)

@@ -29,13 +29,6 @@ from tests.services.engine.scripted_runner import FACTS, NUM_BLOCKS, ScriptedRun
 TIMEOUT_S = 20.0
 
 
-async def eventually(condition: Callable[[], object]) -> None:
-    """Waits until `condition` holds; fails after a generous deadline."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110  # conditions of all kinds, most without an event
-            await asyncio.sleep(0.01)
-
-
 @asynccontextmanager
 async def running_head(**changes: object) -> AsyncIterator[str]:
     """A head with short intervals; yields its TCP target."""
@@ -51,9 +44,8 @@ async def running_head(**changes: object) -> AsyncIterator[str]:
     )
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            await asyncio.wait({task, listening}, return_when=asyncio.FIRST_COMPLETED)
-            yield_target = listening.result()[-1]
-        yield yield_target
+            target = (await listening)[-1]
+        yield target
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -129,16 +121,19 @@ class EngineUnderTest:
     async def status(self) -> wire.GetStatusResponse:
         return await self.stub.GetStatus(wire.GetStatusRequest())
 
-    async def idle(self) -> None:
-        """Waits until no request is live and every block is free again."""
+    async def status_when(self, condition: Callable[[wire.GetStatusResponse], object]) -> wire.GetStatusResponse:
+        """GetStatus, as soon as `condition` holds for it."""
         async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                status = await self.status()
-                load = status.load
-                if not self.intake.num_live and not load.running and not load.waiting:
-                    assert status.free_blocks == status.total_blocks
-                    return
-                await asyncio.sleep(0.01)
+            while not condition(status := await self.status()):  # noqa: ASYNC110  # an answer is no event
+                await asyncio.sleep(0.005)
+        return status
+
+    async def idle(self) -> None:
+        """Waits until no request is live, then every block must be free."""
+        status = await self.status_when(
+            lambda status: not self.intake.num_live and not status.load.running and not status.load.waiting
+        )
+        assert status.free_blocks == status.total_blocks
 
 
 @pytest.fixture

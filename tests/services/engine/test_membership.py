@@ -17,7 +17,8 @@ from services.engine.state import EngineState
 from services.head.server import RENDEZVOUS_SERVICE
 from services.rpc.channels import dial
 from services.rpc.server import RpcServer
-from tests.services.engine.conftest import TIMEOUT_S, eventually, running_head
+from tests.services.engine.conftest import TIMEOUT_S, running_head
+from tests.support.waiting import eventually
 
 
 class RecordedCommands:
@@ -96,11 +97,11 @@ async def test_a_member_joins_loads_and_is_accepted(head_target: str) -> None:
     member = Member(head_target, rank=1)
     member.state.progress(wire.ENGINE_PHASE_LOADING_WEIGHTS, 3, 10)
     async with running(member):
-        await eventually(lambda: member.state.now.rank == 1)
+        await eventually(lambda: member.state.now.rank == 1, "the head welcomes")
         entry = await rank_entry_when(head_target, 1, lambda entry: entry.phase_done == 3)
         assert (entry.phase, entry.phase_total) == (wire.ENGINE_PHASE_LOADING_WEIGHTS, 10)
         member.serve()
-        await eventually(lambda: member.state.now.accepted)
+        await eventually(lambda: member.state.now.accepted, "the head accepts")
         entry = await rank_reaches(head_target, 1, wire.RANK_STATE_READY)
         assert list(entry.targets) == ["127.0.0.1:1"]
 
@@ -122,6 +123,13 @@ async def test_a_draining_member_is_shown_and_a_goodbye_ends_the_membership(head
 class CommandingHead(wire.RendezvousServiceServicer):
     """Welcomes whoever comes and sends every command once."""
 
+    async def WatchRoster(self, request: Any, context: Any) -> AsyncIterator[wire.WatchRosterResponse]:
+        raise NotImplementedError
+        yield
+
+    async def GetDeployment(self, request: Any, context: Any) -> wire.GetDeploymentResponse:
+        raise NotImplementedError
+
     async def Register(
         self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
     ) -> AsyncIterator[wire.RegisterResponse]:
@@ -141,7 +149,7 @@ async def test_commands_of_the_head_arrive() -> None:
     await server.start()
     member = Member(f"127.0.0.1:{port}")
     async with running(member):
-        await eventually(lambda: len(member.commands.seen) == 3)
+        await eventually(lambda: len(member.commands.seen) == 3, "commands arrive")
     assert member.commands.seen == [("drain", 3.0), "undrain", ("stop", "enough", None)]
     await server.stop(0)
 
@@ -173,7 +181,7 @@ async def test_a_member_registers_again_when_the_head_comes_back() -> None:
         member = Member(target)
         member.serve()
         task = asyncio.create_task(member.membership.run())
-        await eventually(lambda: member.state.now.accepted)
+        await eventually(lambda: member.state.now.accepted, "the head accepts")
     rank = member.state.now.rank
     assert rank is not None
     try:
@@ -191,5 +199,5 @@ async def test_a_member_waits_for_a_head_that_is_not_there_yet() -> None:
     member = Member(target)
     async with running(member) as task:
         async with running_head(port=int(target.rpartition(":")[2])):
-            await eventually(lambda: member.state.now.rank is not None)
+            await eventually(lambda: member.state.now.rank is not None, "the head welcomes")
         assert not task.done()

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from services.engine.server import (
     tcp_target,
 )
 from services.rpc.channels import dial
-from tests.services.engine.conftest import TIMEOUT_S, eventually
+from tests.services.engine.conftest import TIMEOUT_S
 from tests.services.engine.scripted_runner import (
     BREAKING_TOKEN_ID,
     FACTS,
@@ -37,6 +38,7 @@ from tests.services.engine.scripted_runner import (
     expected_tokens,
     scripted_core,
 )
+from tests.support.waiting import eventually
 
 
 @dataclass
@@ -97,7 +99,7 @@ class Running:
         return self.process._state.now
 
     async def accepted(self) -> None:
-        await eventually(lambda: self.state.accepted or self.task.done())
+        await eventually(lambda: self.state.accepted or self.task.done(), "the head accepts the engine", TIMEOUT_S)
 
     async def exit_code(self) -> int:
         async with asyncio.timeout(TIMEOUT_S):
@@ -105,7 +107,7 @@ class Running:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        await eventually(lambda: self.state.targets)
+        await eventually(lambda: self.state.targets, "the engine listens")
         async with dial(self.state.targets[0]) as channel:
             yield channel
 
@@ -115,7 +117,7 @@ async def running(head_target: str, loader: Loader | None = None, **options: Any
     loader = loader or Loader()
     fields = {"served_model_names": ("test-model",), "shutdown_timeout_s": TIMEOUT_S, **options}
     process = EngineProcess(
-        EngineOptions(engine=EngineConfig(model_path=None), head_target=head_target, **fields),
+        EngineOptions(engine=EngineConfig(model_path=Path("unused")), head_target=head_target, **fields),
         loader.build,
         lambda config: b"archive",
     )
@@ -153,7 +155,7 @@ async def test_an_engine_registers_before_it_loads_and_serves_after(head_target:
     loader = Loader()
     loader.gate.clear()
     async with running(head_target, loader, rank=1) as engine, engine.channel() as channel:
-        await eventually(lambda: engine.state.phase_total == 2 and engine.state.rank == 1)
+        await eventually(lambda: engine.state.phase_total == 2 and engine.state.rank == 1, "the engine loads")
         (_, entry) = (await deployment(head_target)).roster.ranks
         assert entry.state == wire.RANK_STATE_JOINING
         assert await health(channel) == NOT_SERVING
@@ -187,12 +189,12 @@ async def test_load_reports_reach_the_head(head_target: str) -> None:
         await engine.accepted()
         async for _ in generate(channel, [5], 30):
             pass
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                loads = (await deployment(head_target)).loads
-                if loads and loads[0].stats.generated_tokens_total == 30 and not loads[0].stats.running:
+        async with dial(head_target) as head, asyncio.timeout(TIMEOUT_S):
+            watch = wire.CoordinatorServiceStub(head).WatchLoad(wire.WatchLoadRequest())
+            async for response in watch:
+                if any(load.rank == 0 and load.stats.generated_tokens_total == 30 for load in response.loads):
                     break
-                await asyncio.sleep(0.01)
+            watch.cancel()
 
 
 async def test_stopping_finishes_what_runs_refuses_the_rest_and_says_goodbye(head_target: str) -> None:
@@ -203,7 +205,7 @@ async def test_stopping_finishes_what_runs_refuses_the_rest_and_says_goodbye(hea
         first = await anext(stream)
         loader.runner.gate.clear()
         engine.process.stop("test", None)
-        await eventually(lambda: engine.state.stop_reason)
+        await eventually(lambda: engine.state.stop_reason, "the engine stops")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await anext(aiter(generate(channel, [5], 1)))
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -254,7 +256,7 @@ async def test_a_stop_while_loading_ends_the_loader(head_target: str) -> None:
     loader = Loader()
     loader.gate.clear()
     async with running(head_target, loader) as engine:
-        await eventually(lambda: engine.state.phase_total == 2)
+        await eventually(lambda: engine.state.phase_total == 2, "the engine loads")
         engine.process.stop("test", None)
         assert await engine.exit_code() == EXIT_STOPPED
         assert loader.cancelled.is_set()

@@ -14,6 +14,7 @@ from muster import v1 as wire
 from services.rpc.errors import RpcError, describe
 from tests.services.engine.conftest import TIMEOUT_S, EngineUnderTest
 from tests.services.engine.scripted_runner import BREAKING_TOKEN_ID, FACTS, expected_tokens
+from tests.support.waiting import eventually
 
 ENDLESS = 4000  # tokens; far more than any test waits for
 
@@ -237,9 +238,7 @@ async def test_a_broken_attach_stream_frees_all_blocks(engine: EngineUnderTest) 
 async def test_a_gateway_that_stops_reading_and_leaves_frees_all_blocks(engine: EngineUnderTest) -> None:
     submits = [submit(handle, request_of([1], ENDLESS)) for handle in range(20)]
     call = engine.stub.Attach(frames(*submits, then=asyncio.Event()))
-    async with asyncio.timeout(TIMEOUT_S):
-        while (await engine.status()).load.generated_tokens_total < 5000:
-            await asyncio.sleep(0.01)
+    await engine.status_when(lambda status: status.load.generated_tokens_total > 5000)
     call.cancel()
     await engine.idle()
 
@@ -298,9 +297,7 @@ async def test_a_draining_engine_finishes_and_refuses(engine: EngineUnderTest) -
     stream = aiter(running)
     await anext(stream)
     draining = asyncio.ensure_future(engine.admin.Drain(wire.DrainRequest(timeout=Duration(nanos=100_000_000))))
-    async with asyncio.timeout(TIMEOUT_S):
-        while (await engine.status()).state != wire.RANK_STATE_DRAINING:
-            await asyncio.sleep(0.01)
+    await engine.status_when(lambda status: status.state == wire.RANK_STATE_DRAINING)
     error = await failure_of(engine.stub.Generate(request_of([1])))
     assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DRAINING")
     responses = [response async for response in stream]
@@ -337,7 +334,7 @@ async def test_five_hundred_streams_end_and_leave_nothing(engine: EngineUnderTes
 
     async def one(index: int) -> None:
         prompt = [index % 900 + 1]
-        tokens = []
+        tokens: list[int] = []
         async for response in engine.stub.Generate(request_of(prompt, 10, f"r{index}")):
             tokens += response.token_ids
         assert tokens == expected_tokens(prompt, 10)
@@ -345,6 +342,5 @@ async def test_five_hundred_streams_end_and_leave_nothing(engine: EngineUnderTes
     await asyncio.gather(*(one(index) for index in range(500)))
     await engine.idle()
     assert engine.intake.num_live == 0
-    async with asyncio.timeout(TIMEOUT_S):
-        while len(asyncio.all_tasks()) > tasks_before + 1:  # the server's own accept task may come and go
-            await asyncio.sleep(0.01)
+    # The server's own accept task may come and go.
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks_before + 1, "tasks of ended streams are gone")
