@@ -61,7 +61,7 @@ class ModelRunner:
         for index, first_row in zip(tensors.order, tensors.first_rows, strict=True):
             item = batch.scheduled[index]
             sequence = item.sequence
-            if sequence.request.prompt_logprobs is not None and not sequence.prompt_reported:
+            if sequence.wants_prompt_logprobs:
                 logprobs = self._prompt_logprobs(item, hidden[first_row : first_row + item.num_new_tokens])
                 results[index] = StepToken(sampled=None, prompt_logprobs=logprobs)
             if item.samples and sequence.request.stop.max_tokens != 0:
