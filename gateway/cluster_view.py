@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -14,21 +12,17 @@ from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from gateway import ports
-from gateway.backoff import Backoff
 from gateway.balancer import Candidate
 from gateway.change_signal import ChangeSignal
 from gateway.engine_link import Dial
-from gateway.errors import Loading, TokenizerError
+from gateway.errors import Loading
 from gateway.head_watch import HeadWatch
 from gateway.load_board import LoadBoard
 from gateway.ranks import Rank, RankLoad, RankState, Roster
 from gateway.roster_book import KEEP_S, RosterBook
-from gateway.targets import choose_target
 from gateway.tokenizer import Tokenizer
-from gateway.tokenizer_fetch import fetch_tokenizer_archive
+from gateway.tokenizer_source import TokenizerSource
 from gateway.wire_convert import to_load_snapshot, to_roster
-
-logger = logging.getLogger(__name__)
 
 # Engines report once a second when nothing changes.
 SILENT_AFTER_S = 10.0
@@ -60,8 +54,6 @@ class ClusterView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gateway = gateway
-        self._host_id = host_id
-        self._dial = dial
         self._changed = changed
         self._scope = None if scope is None else frozenset(scope)
         self._in_flight = in_flight
@@ -71,8 +63,9 @@ class ClusterView:
         self._book = RosterBook()
         self._board = LoadBoard()
         self._model: wire.ModelInfo | None = None
-        self._tokenizer: Tokenizer | None = None
-        self._tokenizer_fingerprint: str | None = None
+        self._tokenizers = TokenizerSource(
+            host_id=host_id, dial=dial, changed=changed, ranks=lambda: self.ranks().values()
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._keep_timer: asyncio.TimerHandle | None = None
         self._roster_watch = HeadWatch(
@@ -98,7 +91,7 @@ class ClusterView:
         work: dict[str, Coroutine[Any, Any, None]] = {
             "watch-roster": self._roster_watch.run(),
             "watch-load": self._load_watch.run(),
-            "load-tokenizer": self._keep_tokenizer(),
+            "fetch-tokenizer": self._tokenizers.run(),
         }
         self._tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
 
@@ -117,7 +110,7 @@ class ClusterView:
 
     @property
     def ready(self) -> bool:
-        return self._tokenizer is not None and bool(self.candidates())
+        return self._tokenizers.tokenizer is not None and bool(self.candidates())
 
     @property
     def num_ranks(self) -> int:
@@ -164,9 +157,9 @@ class ClusterView:
         return [] if self._model is None else [self._model]
 
     def tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
+        if self._tokenizers.tokenizer is None:
             raise Loading(self._loading_message())
-        return self._tokenizer
+        return self._tokenizers.tokenizer
 
     def progress(self) -> list[ports.RankProgress]:
         return [
@@ -236,41 +229,6 @@ class ClusterView:
         self._board.apply(to_load_snapshot(response), self._clock())
         if {candidate.rank for candidate in self.candidates()} != silent_before:
             self._changed.notify()
-
-    async def _keep_tokenizer(self) -> None:
-        """Has the tokenizer of the served model ready, once per fingerprint."""
-        backoff = Backoff(first_s=0.1)
-        while True:
-            if self._model is None or self._model.fingerprint == self._tokenizer_fingerprint:
-                await self._changed.wait()
-                continue
-            if await self._load_tokenizer(self._model.fingerprint):
-                backoff.reset()
-                self._changed.notify()
-            else:
-                await asyncio.sleep(backoff.next_s())
-
-    async def _load_tokenizer(self, fingerprint: str) -> bool:
-        for rank in self.ranks().values():
-            if rank.state is not RankState.READY or rank.model is None or rank.model.fingerprint != fingerprint:
-                continue
-            target = choose_target(rank.targets, same_host=rank.host_id == self._host_id)
-            if target is None:
-                continue
-            try:
-                async with contextlib.AsyncExitStack() as stack:
-                    channel = self._dial(target)
-                    stack.push_async_callback(channel.close)
-                    archive = await fetch_tokenizer_archive(channel)
-                self._tokenizer = await asyncio.to_thread(Tokenizer.from_archive, archive)
-            except grpc.aio.AioRpcError as error:
-                logger.warning("rank %d gave no tokenizer: %s: %s", rank.rank, error.code().name, error.details())
-            except (TokenizerError, TimeoutError) as error:
-                logger.warning("rank %d gave no usable tokenizer: %s", rank.rank, error or "timed out")
-            else:
-                self._tokenizer_fingerprint = fingerprint
-                return True
-        return False
 
 
 def _watch_load(channel: grpc.aio.Channel) -> AsyncIterator[wire.WatchLoadResponse]:

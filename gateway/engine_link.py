@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 Dial = Callable[[str], grpc.aio.Channel]
 
 ATTACH_TIMEOUT_S = 10.0
+# Thirty years; a Duration has an end.
+_LONGEST_TIMEOUT_S = 1e9
 
 
 class EngineLink:
@@ -117,6 +119,8 @@ class EngineLink:
         finally:
             self._retired = True
             self._detach(f"the link to rank {self.rank} was closed")
+            if self._grace is not None:
+                self._grace.cancel()
 
     async def _serve_and_explain(self, backoff: Backoff) -> None:
         try:
@@ -124,7 +128,11 @@ class EngineLink:
             message = "the engine ended the stream"
         except grpc.aio.AioRpcError as error:
             message = f"{error.code().name}: {error.details()}"
-        except (ProtocolViolation, TimeoutError, ValueError) as error:
+        except (ProtocolViolation, TimeoutError) as error:
+            message = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            # What a frame can break must not take the rank away for ever.
+            logger.exception("rank %d at %s sent something unexpected", self.rank, self.target)
             message = f"{type(error).__name__}: {error}"
         # A rank that left was announced; one that cannot be dialled yet is tried again every few moments.
         level = logging.WARNING if self.attached else logging.DEBUG
@@ -183,5 +191,5 @@ class EngineLink:
 
 def _duration(seconds: float) -> Duration:
     duration = Duration()
-    duration.FromNanoseconds(max(1, round(seconds * 1e9)))
+    duration.FromNanoseconds(max(1, round(min(seconds, _LONGEST_TIMEOUT_S) * 1e9)))
     return duration

@@ -100,7 +100,7 @@ def _read_request_id(value: str | None) -> str:
     if not 0 < len(value) <= MAX_REQUEST_ID_CHARS or not (value.isascii() and value.isprintable()):
         raise InvalidRequest(
             REQUEST_ID_KEY,
-            f"metadata {REQUEST_ID_KEY} is {value[:20]!r}…: send 1 to {MAX_REQUEST_ID_CHARS} printable ASCII characters",
+            f"metadata {REQUEST_ID_KEY} is {value[:20]!r}…: send 1 to {MAX_REQUEST_ID_CHARS} printable characters",
         )
     return value
 

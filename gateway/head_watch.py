@@ -61,6 +61,10 @@ class HeadWatch(Generic[Message]):
                 reason = f"{error.code().name}: {error.details()}"
             except TimeoutError:
                 reason = f"nothing was heard for {self._silence_s} s"
+            except Exception:
+                # A message we choke on must not leave this gateway blind for ever.
+                logger.exception("%s of the head at %s brought something unexpected", self._name, self._target)
+                reason = "see the error above"
             if self._connected:
                 logger.warning("%s of the head at %s broke: %s; trying again", self._name, self._target, reason)
                 self._lost_before = True
