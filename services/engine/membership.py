@@ -170,7 +170,7 @@ class Membership:
         if now >= self._complained_at + _COMPLAINT_INTERVAL_S:
             self._complained_at = now
             _log.warning(
-                "no lease from the head at %s since %.0f s, still trying (%s)",
+                "no lease from the head at %s for %.0f s, still trying (%s)",
                 self._head_target,
                 now - self._lost_since,
                 cause,

@@ -50,7 +50,10 @@ class ScriptedRunner:
                 raise RuntimeError("the script breaks here")
             position = item.sequence.num_tokens - item.sequence.num_prompt_tokens
             token_id = 1 + (sum(request.prompt_token_ids) + position) % 900
-            logprobs = TokenLogprobs(token_id, -0.5, 1) if request.logprobs is not None else None
+            logprobs = None
+            if request.logprobs is not None:
+                rivals = tuple(range(request.logprobs))
+                logprobs = TokenLogprobs(token_id, -0.5, 1, rivals, tuple(-1.0 for _ in rivals))
             results.append(StepToken(Sampled(token_id, logprobs) if item.samples else None))
         return results
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,7 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from engine.errors import QueueFullError
-from engine.request import FinishReason, TokenLogprobs, TokenOutput
+from engine.request import FinishReason, TokenLogprobs, TokenOutput, Usage
 from services.engine.attachment import Attachment, check_open
 from services.engine.outbox import Outbox
 from services.rpc.errors import RpcError
@@ -244,3 +245,50 @@ async def test_the_outbox_has_room_again_after_a_take() -> None:
     assert not waiting.done()
     assert len(outbox.take().failed) == 2
     await waiting
+
+
+async def test_random_walk_every_request_ends_once_and_no_token_is_lost() -> None:
+    """Submits, steps, aborts, failures and slow reads in any order, against an oracle of what the engine produced."""
+    dice = random.Random(7)
+    engine = PlayedEngine()
+    stream = Stream(engine)
+    live: dict[int, int] = {}  # index of the submitted request -> handle
+    produced: dict[int, list[int]] = {}  # by handle, since its last start
+    received: dict[int, list[int]] = {}
+    used: set[int] = set()
+    for _ in range(3000):
+        match dice.choice(["submit", "step", "step", "take", "abort"]):
+            case "submit":
+                handle = min(set(range(len(used) + 1)) - used)
+                used.add(handle)
+                produced[handle], received[handle] = [], []
+                live[len(engine.loop.submitted)] = handle
+                await stream.send(submit(handle))
+            case "abort" if live:
+                await stream.send(abort(dice.choice(list(live.values()))))
+            case "step" if live:
+                outputs = []
+                for index in dice.sample(sorted(live), dice.randint(1, len(live))):
+                    token_ids = tuple(dice.randrange(1000) for _ in range(dice.randint(0, 2)))
+                    produced[live[index]] += token_ids
+                    reason = dice.choice([None, None, None, FinishReason.STOP, FinishReason.ERROR])
+                    outputs.append(
+                        TokenOutput(engine.key(index), token_ids, finish_reason=reason, usage=Usage(1, 1, 0))
+                    )
+                    if reason is not None:
+                        del live[index]
+                engine.step(*outputs)
+            case "take" if not stream.attachment._outbox.empty:
+                outputs_frame = await stream.take()
+                counts = list(outputs_frame.token_counts) or [1] * len(outputs_frame.handles)
+                ids = iter(outputs_frame.token_ids)
+                for handle, count in zip(outputs_frame.handles, counts, strict=True):
+                    received[handle] += [next(ids) for _ in range(count)]
+                ended = [end.handle for end in (*outputs_frame.finished, *outputs_frame.failed)]
+                assert len(ended) == len(set(ended))
+                assert not set(ended) & set(live.values())
+                for handle in ended:
+                    assert received[handle] == produced[handle]
+                    used.remove(handle)
+    stream.attachment.leave()
+    assert engine.intake.num_live == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -109,13 +110,34 @@ async def test_a_deadline_frees_its_blocks(engine: EngineUnderTest) -> None:
 
 async def test_a_slow_reader_finds_merged_deltas(engine: EngineUnderTest) -> None:
     """The reader stops reading; flow control fills up; the engine goes on; nothing is lost or doubled."""
-    call = engine.stub.Generate(request_of([1], ENDLESS))
+    call = engine.stub.Generate(request_of([1], ENDLESS, logprobs=20))
     stream = aiter(call)
     first = await anext(stream)
     await engine.idle()
     responses = [first, *[response async for response in stream]]
     tokens = [token_id for response in responses for token_id in response.token_ids]
     assert tokens == expected_tokens([1], ENDLESS)
+    assert max(len(response.token_ids) for response in responses) > 1
+    assert all(len(response.logprobs) == len(response.token_ids) for response in responses)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+async def test_leaving_while_the_transport_is_full_aborts(engine: EngineUnderTest, attached: bool) -> None:
+    """The handler is suspended in a write then, and must notice all the same."""
+    request = request_of([1], ENDLESS, logprobs=20)
+    call: Any
+    if attached:
+        call = engine.stub.Attach(frames(submit(1, request), then=asyncio.Event()))
+    else:
+        call = engine.stub.Generate(request)
+    await anext(aiter(call))
+    await engine.status_when(lambda status: status.load.generated_tokens_total > ENDLESS // 2)
+    engine.runner.gate.clear()
+    call.cancel()
+    await eventually(lambda: engine.intake.num_live == 0, "the handler noticed")
+    engine.runner.gate.set()
+    await engine.idle()
+    assert (await engine.status()).load.generated_tokens_total < ENDLESS
 
 
 async def test_abort_ends_by_id_and_counts_live_ones_once(engine: EngineUnderTest) -> None:
@@ -183,6 +205,16 @@ async def test_stats_of_steps_are_watched(engine: EngineUnderTest) -> None:
     call.cancel()
 
 
+async def test_a_watcher_with_an_interval_skips_steps(engine: EngineUnderTest) -> None:
+    watch = engine.stub.WatchStats(wire.WatchStatsRequest(min_interval=Duration(nanos=50_000_000)))
+    stream = aiter(watch)
+    call = engine.stub.Generate(request_of([1], ENDLESS))
+    first, second = await anext(stream), await anext(stream)
+    assert second.step > first.step + 1
+    watch.cancel()
+    call.cancel()
+
+
 async def test_a_negative_interval_of_stats_is_refused(engine: EngineUnderTest) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await anext(aiter(engine.stub.WatchStats(wire.WatchStatsRequest(min_interval=Duration(seconds=-1)))))
@@ -231,14 +263,6 @@ async def test_a_broken_attach_stream_frees_all_blocks(engine: EngineUnderTest) 
     async for response in call:
         if response.WhichOneof("frame") == "outputs":
             break
-    call.cancel()
-    await engine.idle()
-
-
-async def test_a_gateway_that_stops_reading_and_leaves_frees_all_blocks(engine: EngineUnderTest) -> None:
-    submits = [submit(handle, request_of([1], ENDLESS)) for handle in range(20)]
-    call = engine.stub.Attach(frames(*submits, then=asyncio.Event()))
-    await engine.status_when(lambda status: status.load.generated_tokens_total > 5000)
     call.cancel()
     await engine.idle()
 
