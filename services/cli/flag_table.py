@@ -167,6 +167,7 @@ TARGETS_FILE = Flag("--targets-file", CONNECTION, "File that gets the targets li
 HTTP_FD = Flag("--http-fd", CONNECTION, "Listening sockets inherited from the launcher, instead of --host and --port.",
                values.whole_number(3), (), metavar="FD", several=True)  # fmt: skip
 REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launcher's other gateways.", None, False)
+WAIT_UNTIL_READY = Flag("--wait-until-ready", CONNECTION, "Take no connections before a rank serves.", None, False)
 GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
                     shown_default="host name and process id")  # fmt: skip
 
@@ -192,7 +193,7 @@ ENGINE = (
     MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
-    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
+    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip

@@ -10,9 +10,9 @@ import socket
 import time
 from dataclasses import dataclass
 
-from gateway.app import build_app
 from muster import v1 as wire
 
+from gateway.app import build_app
 from gateway.backend import Backend
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "muster.v1.InferenceService"
 _READINESS_POLL_S = 0.1
+# Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
+_WAIT_UNTIL_READY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class GatewayOptions:
     http_fds: tuple[int, ...] = ()
     grpc_port: int = 8001
     reuse_port: bool = False
+    wait_until_ready: bool = False  # take no connections from the shared ports before there is somebody to serve them
     api_keys: tuple[str, ...] = ()
     request_timeout_s: float | None = None
     open_metrics: bool = False
@@ -118,6 +121,8 @@ class _Gateway:
 
     async def run(self, stop: asyncio.Event) -> None:
         self._backend.start()
+        if self._options.wait_until_ready:
+            await self._wait_until_ready(stop)
         await self._http.start()
         await self._rpc.start()
         announcing = asyncio.create_task(self._announce_readiness())
@@ -125,6 +130,12 @@ class _Gateway:
         announcing.cancel()
         await asyncio.wait([announcing])
         await self._stop()
+
+    async def _wait_until_ready(self, stop: asyncio.Event) -> None:
+        deadline = time.monotonic() + _WAIT_UNTIL_READY_S
+        while not self._backend.cluster.ready and time.monotonic() < deadline:
+            if await _set_within(stop, _READINESS_POLL_S):
+                return
 
     async def _announce_readiness(self) -> None:
         """Health on the gRPC port says what /readyz says."""
@@ -146,6 +157,14 @@ class _Gateway:
         await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
         await self._backend.close()
         _log.info("stopped after %.1f s", time.monotonic() - started)
+
+
+async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        await asyncio.wait_for(event.wait(), timeout_s)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _app_settings(options: GatewayOptions) -> AppSettings:

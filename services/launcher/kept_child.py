@@ -67,10 +67,10 @@ class KeptChild:
                 return Gone(spec.name, f"{spec.name} {verb} ({exit_text(code)}): {reason}")
             delay_s = self._policy.delay_after_death(time.monotonic())
             if delay_s is None:
-                return Gone(spec.name, f"{self._policy.reason(spec.name)}, last with {exit_text(code)}: {reason}")
-            self._screen.say(
-                f"{spec.name} ended ({exit_text(code)}): {reason}; starting it again in {delay_s:g} s", level="WARNING"
-            )
+                last = reason.after(exit_text(code), by_signal=code < 0)
+                return Gone(spec.name, f"{self._policy.reason(spec.name)}, last with {last}")
+            ended = reason.after(f"{spec.name} ended ({exit_text(code)})", by_signal=code < 0)
+            self._screen.say(f"{ended}; starting it again in {delay_s:g} s", level="WARNING")
             if await self._stops_within(delay_s):
                 return Gone(spec.name, None)
 

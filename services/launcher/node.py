@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 
 from services.launcher import plan
 from services.launcher.kept_child import Gone, KeptChild
@@ -43,7 +44,7 @@ class Node:
 
         self._head = [] if options.headless else [keep(self._head_spec)]
         self._engines = [keep(_always(spec)) for spec in plan.plan_engines(options, places)]
-        self._gateways = [keep(_always(spec)) for spec in plan.plan_gateways(options, places)]
+        self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
         self._tasks: list[asyncio.Task[Gone]] = []
         self._ended: asyncio.Queue[asyncio.Task[Gone]] = asyncio.Queue()
 
@@ -95,3 +96,9 @@ async def _stop_all(children: Sequence[KeptChild], grace_s: float) -> None:
 
 def _always(spec: ChildSpec) -> Callable[[], ChildSpec]:
     return lambda: spec
+
+
+def _first_then_restarted(spec: ChildSpec) -> Callable[[], ChildSpec]:
+    # The first start answers with progress at once; a restart must not take connections from gateways that serve.
+    specs = chain([spec], repeat(plan.restarted_gateway(spec)))
+    return lambda: next(specs)

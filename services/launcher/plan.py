@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.configuration import canonical_configuration
@@ -132,6 +132,10 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
         environment=secrets,
         inherited_fds=places.http_fds,
     )
+
+
+def restarted_gateway(spec: ChildSpec) -> ChildSpec:
+    return replace(spec, arguments=(*spec.arguments, "--wait-until-ready"))
 
 
 def head_target(options: ServeOptions, places: Places) -> str:

@@ -79,6 +79,11 @@ class Reason:
         if level in {"ERROR", "CRITICAL"}:
             self._last_error = message
 
+    def after(self, exit_text: str, *, by_signal: bool) -> str:
+        """The exit and why, for one line. A killed process did not know why: only an error of its own is told."""
+        known = self._last_error if by_signal else str(self)
+        return f"{exit_text}: {known}" if known else exit_text
+
     def __str__(self) -> str:
         return self._last_error or self._last or "it said nothing"
 

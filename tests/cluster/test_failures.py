@@ -15,7 +15,7 @@ from tests.cluster.conftest import Launch
 
 pytestmark = pytest.mark.cluster
 
-NUM_TOKENS = 600
+NUM_TOKENS = 400
 
 
 def test_a_killed_engine_is_replaced_and_its_answers_go_on(launch: Launch) -> None:
