@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
@@ -26,5 +30,19 @@ class KvCache:
         shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self.keys: tuple[Tensor, ...] = torch.zeros(shape, dtype=dtype, device=device).unbind()
-        self.values: tuple[Tensor, ...] = torch.zeros(shape, dtype=dtype, device=device).unbind()
+        self.keys: tuple[Tensor, ...] = _zeros(shape, dtype, device).unbind()
+        self.values: tuple[Tensor, ...] = _zeros(shape, dtype, device).unbind()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost nothing until they are touched: the kernel hands out zeroed pages on first use.
+
+    Writing gigabytes of zeros at start would take longer than loading a small model. Huge pages, where the kernel has
+    them, make reading the cache measurably faster.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    with suppress(AttributeError, OSError):
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
