@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster import v1 as wire
@@ -26,6 +24,7 @@ from services.engine.load_feed import LoadFeed
 from services.engine.load_reporter import LoadReporter
 from services.engine.loading import Loading, build_from_checkpoint, read_tokenizer
 from services.engine.membership import Membership, RejectedError
+from services.engine.options import EngineOptions, tcp_target
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from engine.build import BuiltEngine, Phase
     from engine.config import EngineConfig
     from engine.loop import StepResult
+
+__all__ = ["EngineOptions", "EngineProcess", "run_engine"]
 
 _log = logging.getLogger(__name__)
 
@@ -56,26 +57,6 @@ _THREAD_TIMEOUT_S = 5.0
 
 Builder = Callable[["EngineConfig", "Callable[[Phase, int, int], None]"], "BuiltEngine"]
 TokenizerReader = Callable[["EngineConfig"], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """What `muster engine` was told. `engine` is the engine's own configuration."""
-
-    engine: EngineConfig
-    head_target: str
-    deployment_id: str = ""  # empty joins whatever the head runs
-    rank: int | None = None  # global; None asks for any
-    data_parallel_size: int | None = None  # None accepts the head's
-    host: str = "127.0.0.1"  # to bind
-    port: int = 0
-    advertise_host: str | None = None  # what others dial; None: host, or the host's name when host is a wildcard
-    unix_path: Path | None = None
-    served_model_names: tuple[str, ...] = ()
-    local: bool = False  # started by the head's own launcher
-    headless: bool = False
-    configuration: Mapping[str, str] | None = None  # settings that must be equal on all ranks
-    shutdown_timeout_s: float = 30.0
 
 
 async def run_engine(
@@ -301,14 +282,3 @@ class EngineProcess:
     def _fail(self, error: BaseException) -> None:
         self._intake.fail_all(f"the engine thread failed: {error}")
         self._end(EXIT_FAILED, f"the engine thread failed: {type(error).__name__}: {error}", 0.0)
-
-
-def tcp_target(host: str, port: int) -> str:
-    """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
-    if host in {"", "*", "0.0.0.0", "::"}:
-        host = host_name()
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return f"dns:///{host}:{port}"
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

@@ -284,7 +284,7 @@ async def test_random_walk_every_request_ends_once_and_no_token_is_lost() -> Non
                 ids = iter(outputs_frame.token_ids)
                 for handle, count in zip(outputs_frame.handles, counts, strict=True):
                     received[handle] += [next(ids) for _ in range(count)]
-                ended = [end.handle for end in (*outputs_frame.finished, *outputs_frame.failed)]
+                ended = [end.handle for end in outputs_frame.finished] + [end.handle for end in outputs_frame.failed]
                 assert len(ended) == len(set(ended))
                 assert not set(ended) & set(live.values())
                 for handle in ended:

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CheckpointError
 from engine.facts import ModelFacts
+from services.engine.options import tcp_target
 from services.engine.server import (
     ENGINE_SERVICE,
     EXIT_FAILED,
@@ -26,7 +27,6 @@ from services.engine.server import (
     EXIT_STOPPED,
     EngineOptions,
     EngineProcess,
-    tcp_target,
 )
 from services.rpc.channels import dial
 from tests.services.engine.conftest import TIMEOUT_S

@@ -1,0 +1,42 @@
+"""What `muster engine` is told, and the address it tells others."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.config import EngineConfig
+from services.rpc.identity import host_name
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What `muster engine` was told. `engine` is the engine's own configuration."""
+
+    engine: EngineConfig
+    head_target: str
+    deployment_id: str = ""  # empty joins whatever the head runs
+    rank: int | None = None  # global; None asks for any
+    data_parallel_size: int | None = None  # None accepts the head's
+    host: str = "127.0.0.1"  # to bind
+    port: int = 0
+    advertise_host: str | None = None  # what others dial; None: host, or the host's name when host is a wildcard
+    unix_path: Path | None = None
+    served_model_names: tuple[str, ...] = ()
+    local: bool = False  # started by the head's own launcher
+    headless: bool = False
+    configuration: Mapping[str, str] | None = None  # settings that must be equal on all ranks
+    shutdown_timeout_s: float = 30.0
+
+
+def tcp_target(host: str, port: int) -> str:
+    """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
+    if host in {"", "*", "0.0.0.0", "::"}:
+        host = host_name()
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return f"dns:///{host}:{port}"
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
