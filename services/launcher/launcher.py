@@ -86,9 +86,10 @@ class Launcher:
 
     async def _serve(self) -> str | None:
         """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
+        # Nobody has to wait for the head: all of them dial it until it answers, and loading takes longest.
+        self._node.start_workers()
         if not self._options.headless:
             self._node.head_port = await self._head_port()
-        self._node.start_workers()
         self._say_where()
         following = asyncio.create_task(self._readiness.follow())
         try:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from muster import v1 as wire
 
 _BAR_WIDTH = 24
+# More lines than the terminal has could not be erased again.
+_MAX_BARS = 8
 _PHASES = {
     wire.ENGINE_PHASE_STARTING: "starting",
     wire.ENGINE_PHASE_LOADING_WEIGHTS: "loading weights",
@@ -28,22 +30,28 @@ def state_text(entry: wire.RankEntry) -> str:
     if entry.state != wire.RANK_STATE_JOINING:
         return _STATES.get(entry.state, "in a state this version does not know")
     phase = _PHASES.get(entry.phase, "joining")
-    return f"{phase} {entry.phase_done}/{entry.phase_total}" if entry.phase_total else phase
+    return f"{phase} {entry.phase_done}/{entry.phase_total}" if entry.phase_total > 1 else phase
 
 
 def bars(entries: Sequence[wire.RankEntry]) -> list[str]:
-    """One line per rank that is not ready; none when all are."""
-    if all(entry.state == wire.RANK_STATE_READY for entry in entries):
-        return []
-    return [f"  rank {entry.rank:<3} {_bar(entry)} {state_text(entry)}" for entry in entries]
+    """One line per rank that is not ready yet; none when all are."""
+    waiting = [entry for entry in entries if entry.state != wire.RANK_STATE_READY]
+    shown = [f"  rank {entry.rank:<3} {_bar(entry)} {state_text(entry)}" for entry in waiting[:_MAX_BARS]]
+    return [*shown, f"  and {len(waiting) - _MAX_BARS} more"] if len(waiting) > _MAX_BARS else shown
 
 
 def _bar(entry: wire.RankEntry) -> str:
-    share = 1.0 if entry.state == wire.RANK_STATE_READY else 0.0
-    if entry.state == wire.RANK_STATE_JOINING and entry.phase_total:
-        share = min(1.0, entry.phase_done / entry.phase_total)
-    filled = round(share * _BAR_WIDTH)
+    filled = round(_share(entry) * _BAR_WIDTH)
     return f"[{'=' * filled}{' ' * (_BAR_WIDTH - filled)}]"
+
+
+def _share(entry: wire.RankEntry) -> float:
+    """The weights are the long part; what follows them is nearly done."""
+    if entry.state != wire.RANK_STATE_JOINING or entry.phase in (0, wire.ENGINE_PHASE_STARTING):
+        return 0.0
+    if entry.phase == wire.ENGINE_PHASE_LOADING_WEIGHTS:
+        return min(1.0, entry.phase_done / entry.phase_total) if entry.phase_total else 0.0
+    return 1.0
 
 
 class ProgressLines:

@@ -32,8 +32,10 @@ class Readiness:
         async for roster in watch_roster(self._target):
             self._head_seen = True
             self._entries = [entry for entry in roster.ranks if self._concerns(entry)]
-            for line in lines.news(self._entries):
-                self._screen.say(line)
+            news = lines.news(self._entries)
+            if self._ready.is_set() or not self._screen.is_terminal:  # there, the bars tell it
+                for line in news:
+                    self._screen.say(line)
             if self._ready.is_set():
                 continue
             self._screen.show_moving(progress.bars(self._entries))

@@ -21,13 +21,20 @@ def joining(rank: int, phase: wire.EnginePhase.ValueType, done: int = 0, total: 
 READY = wire.RankEntry(rank=0, state=wire.RANK_STATE_READY, host="node1", pid=7, incarnation=1)
 
 
-def test_bars_fill_with_the_phase_and_vanish_when_all_are_ready() -> None:
+def test_bars_fill_with_the_weights_and_vanish_when_ready() -> None:
     half = joining(1, wire.ENGINE_PHASE_LOADING_WEIGHTS, 50, 100)
-    shown = bars([READY, half])
-    assert shown[0].count("=") == 24
-    assert shown[1].count("=") == 12
-    assert "loading weights 50/100" in shown[1]
+    fitting = joining(2, wire.ENGINE_PHASE_FITTING_CACHE, 0, 1)
+    shown = bars([READY, half, fitting])
+    assert [line.count("=") for line in shown] == [12, 24]
+    assert "loading weights 50/100" in shown[0]
+    assert shown[1].endswith("fitting the KV cache")
     assert bars([READY]) == []
+
+
+def test_many_ranks_do_not_fill_the_terminal() -> None:
+    shown = bars([joining(rank, wire.ENGINE_PHASE_STARTING) for rank in range(100)])
+    assert len(shown) == 9
+    assert shown[-1].strip() == "and 92 more"
 
 
 def test_a_log_gets_a_line_per_phase_not_per_tensor() -> None:
