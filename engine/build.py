@@ -68,8 +68,6 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     `progress` is called with (phase, done, total) on this thread. Raises CheckpointError for a checkpoint
     that cannot be loaded and CacheSizeError when the cache cannot hold one longest sequence.
     """
-    if config.model_path is None:
-        raise CheckpointError("model_path: name a .gguf file or a model directory")
     device = torch.device(config.device)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) - 1)
     torch.set_num_threads(num_threads)

@@ -24,7 +24,10 @@ _ARCHITECTURES = {
 
 
 def open_huggingface(directory: Path, *, dummy_seed: int | None) -> Checkpoint:
-    """Opens a model directory; with `dummy_seed` its weights are random and none are read. Raises CheckpointError; no tensor has been read then."""
+    """Opens a model directory; with `dummy_seed` its weights are random and none are read.
+
+    Raises CheckpointError; no tensor has been read then.
+    """
     fields = _Fields(directory / "config.json", read_json_object(directory / "config.json"))
     config = _read_config(fields)
     digest = Digest()

@@ -98,7 +98,7 @@ class Bench:
             )
         )
         q, k, v = (torch.cat([getattr(context, name)[-context.num_new :] for context in ordered]) for name in "qkv")
-        rows = self.attention.attend(1, q, k, v).split([context.num_new for context in ordered])
+        rows = torch.split(self.attention.attend(1, q, k, v), [context.num_new for context in ordered])
         return [rows[next(i for i, x in enumerate(ordered) if x is context)] for context in contexts]
 
     def check(self, contexts: list[Context]) -> None:

@@ -20,6 +20,7 @@ from engine.sequence import Sequence
 CPU = torch.device("cpu")
 VOCAB = 50
 EOS = 7
+NO_STOP = StopConditions()
 
 
 def _sequence(
@@ -27,7 +28,7 @@ def _sequence(
     prompt: tuple[int, ...] = (1, 2, 3),
     generated: tuple[int, ...] = (),
     *,
-    stop: StopConditions = StopConditions(),
+    stop: StopConditions = NO_STOP,
     logprobs: int | None = None,
     **sampling: Any,
 ) -> Sequence:
@@ -151,7 +152,8 @@ def _reference_filter(logits: Tensor, top_k: int, top_p: float, min_p: float) ->
     probabilities = logits.double().softmax(dim=-1)
     order = [i for i in order if probabilities[i] >= min_p * probabilities[order[0]] * (1 - 1e-9)]
     order = order[:top_k] if top_k else order
-    total, reached, kept = sum(float(probabilities[i]) for i in order), 0.0, set()
+    total, reached = sum(float(probabilities[i]) for i in order), 0.0
+    kept: set[int] = set()
     for token in order:
         if kept and top_p < 1 and reached >= top_p * total:
             break
@@ -167,7 +169,7 @@ def test_filters_keep_what_the_definition_keeps(vocab_size: int, scale: float) -
     cases += [(0, 1.0, 0.2), (40, 0.7, 0.0), (400, 0.9, 0.0), (9999, 0.3, 0.01), (4, 0.9, 0.5), (0, 0.95, 0.001)]
     logits = torch.randn((len(cases), vocab_size), generator=torch.Generator().manual_seed(0)) * scale
     columns = [list(column) for column in zip(*cases, strict=True)]
-    filtered = filter_logits(logits, *columns)  # type: ignore[arg-type]
+    filtered = filter_logits(logits, *columns)
     for row, case in enumerate(cases):
         kept = set(filtered[row].isfinite().nonzero().flatten().tolist())
         assert kept == _reference_filter(logits[row], *case), case
@@ -248,6 +250,19 @@ def test_penalties_grow_with_the_output_and_end_with_the_request() -> None:
     sampler.forget("r")
     sampler.forget("unknown")
     assert sampler.sample(logits, [_sequence(presence_penalty=2.0)])[0].token_id == 9
+
+
+def test_each_output_token_is_counted_once() -> None:
+    """Two tokens apart by 1.5: with 0.5 per occurrence the fourth repetition is the first that does not pay."""
+    sampler = Sampler(VOCAB, (EOS,), CPU)
+    logits = torch.zeros((1, VOCAB))
+    logits[0, 9], logits[0, 4] = 5.75, 4.0
+    sequence = _sequence(frequency_penalty=0.5)
+    chosen = []
+    for _ in range(9):
+        chosen.append(sampler.sample(logits, [sequence])[0].token_id)
+        sequence.token_ids.append(chosen[-1])
+    assert chosen == [9, 9, 9, 9, 4, 9, 4, 9, 4]
 
 
 def test_penalty_rows_do_not_mix() -> None:
