@@ -49,11 +49,17 @@ class EngineLink:
         self._retired = False
         self._task: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
+        self._last_frame_s = 0.0
 
     @property
     def attached(self) -> bool:
         """Requests can be submitted now."""
         return self._attached and not self._retired
+
+    @property
+    def closed(self) -> bool:
+        """It takes no more requests, ever."""
+        return self._retired
 
     @property
     def num_handles(self) -> int:
@@ -69,8 +75,7 @@ class EngineLink:
         """Ends all requests with EngineLost now; the stream and the channel end soon after."""
         self._retired = True
         self._detach(message)
-        if self._grace is not None:
-            self._grace.cancel()
+        self.trust()
         if self._task is not None:
             self._task.cancel()
 
@@ -84,6 +89,25 @@ class EngineLink:
             self.close(message)
         else:
             self._grace = asyncio.get_running_loop().call_later(grace_s, self.close, message)
+
+    def doubt(self, silence_s: float, message: str) -> None:
+        """Somebody says that the engine is lost. Closes once it has been silent for so long, or has nothing to say.
+
+        A head that was held up for a while calls all its engines lost, and answers that flow need not break for that.
+        """
+        self.trust()
+        loop = asyncio.get_running_loop()
+        silent_s = loop.time() - self._last_frame_s
+        if silent_s >= silence_s or not self._attached or not len(self._attachment):
+            self.close(message)
+        else:
+            self._grace = loop.call_later(silence_s - silent_s, self.doubt, silence_s, message)
+
+    def trust(self) -> None:
+        """Takes a doubt back."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
 
     def submit(
         self, ticket: Ticket, request: wire.GenerateRequest, *, timeout_s: float | None, traceparent: str
@@ -119,8 +143,7 @@ class EngineLink:
         finally:
             self._retired = True
             self._detach(f"the link to rank {self.rank} was closed")
-            if self._grace is not None:
-                self._grace.cancel()
+            self.trust()
 
     async def _serve_and_explain(self, backoff: Backoff) -> None:
         try:
@@ -148,7 +171,9 @@ class EngineLink:
             await self._attach(call)
             backoff.reset()
             writer = asyncio.create_task(self._write(call), name=f"engine-link-writer-{self.rank}")
+            clock = asyncio.get_running_loop().time
             while (frame := await call.read()) is not grpc.aio.EOF:
+                self._last_frame_s = clock()
                 if frame.WhichOneof("frame") == "outputs":
                     self._attachment.apply(frame.outputs)
         finally:

@@ -14,10 +14,12 @@ from gateway.targets import choose_target
 logger = logging.getLogger(__name__)
 
 RETIRE_GRACE_S = 10.0
+# A rank that the head calls lost and that sends nothing for so long is.
+LOST_SILENCE_S = 1.0
 
 
 class EnginePool:
-    """Links by rank: opened when a rank is READY, closed when it is LOST, retired when it left.
+    """Links by rank: opened when a rank is READY, doubted when it is LOST, retired when it left.
 
     A link belongs to one incarnation; a restarted engine gets a new one. `changed` is notified whenever a rank became
     usable or stopped being so; `on_gone` hears of ranks whose process is no more.
@@ -56,16 +58,11 @@ class EnginePool:
         if self._closed:
             return
         for number in [number for number in self._links if number not in ranks]:
-            self._drop(number, lost=False)
+            self._drop(number)
         for rank in ranks.values():
             link = self._links.get(rank.rank)
-            if link is not None and link.incarnation != rank.incarnation:
-                # MISSING has no incarnation; any other one means that the process we know was replaced.
-                self._drop(rank.rank, lost=False)
-            elif link is not None and rank.state is RankState.LOST:
-                self._drop(rank.rank, lost=True)
-            elif link is not None and rank.state is RankState.MISSING:
-                self._drop(rank.rank, lost=False)
+            if link is not None:
+                self._follow(link, rank)
             if rank.state is RankState.READY and rank.rank not in self._links:
                 self._open(rank)
 
@@ -78,6 +75,18 @@ class EnginePool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _follow(self, link: EngineLink, rank: Rank) -> None:
+        # MISSING has no incarnation; any other one means that the process we know was replaced.
+        if link.incarnation != rank.incarnation or rank.state is RankState.MISSING:
+            self._drop(rank.rank)
+        elif rank.state is RankState.LOST:
+            link.doubt(LOST_SILENCE_S, f"rank {rank.rank} was lost: {rank.reason or 'its lease broke'}")
+        elif rank.state is RankState.READY:
+            if link.closed:
+                del self._links[rank.rank]
+            else:
+                link.trust()
 
     def _open(self, rank: Rank) -> None:
         target = choose_target(rank.targets, same_host=rank.host_id == self._host_id)
@@ -103,11 +112,7 @@ class EnginePool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _drop(self, rank: int, *, lost: bool) -> None:
-        link = self._links.pop(rank)
-        if lost:
-            link.close(f"rank {rank} was lost")
-        else:
-            link.retire(RETIRE_GRACE_S)
+    def _drop(self, rank: int) -> None:
+        self._links.pop(rank).retire(RETIRE_GRACE_S)
         self._on_gone(rank)
         self._changed.notify()

@@ -144,8 +144,25 @@ async def test_a_draining_rank_keeps_its_link_and_a_lost_one_does_not() -> None:
         pool.reconcile(roster(engine, RankState.DRAINING))
         assert ticket.end is None
         pool.reconcile(roster(engine, RankState.LOST))
+        await eventually(lambda: ticket.end, "its silence was noticed")
         assert isinstance(ticket.end, EngineLost)
         assert pool.link(0) is None
+        pool.reconcile(roster(engine))
+        await eventually(lambda: pool.link(0), "a new link")
+
+
+async def test_a_rank_called_lost_that_goes_on_talking_is_heard_out() -> None:
+    engine = FakeEngine(script=EngineScript(interval_s=0.3))
+    async with pool_of(engine) as pool:
+        link = pool.link(0)
+        _, ticket = submit(link, max_tokens=6)
+        await eventually(lambda: ticket.token_ids, "it talks")
+        pool.reconcile(roster(engine, RankState.LOST))
+        await eventually(lambda: ticket.end, "it ended")
+        assert isinstance(ticket.end, Finished)
+        pool.reconcile(roster(engine))
+        await eventually(lambda: pool.link(0), "attached")
+        assert engine.aborted == []
 
 
 async def test_unix_sockets_between_processes_of_one_host(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ async def test_a_lost_rank_that_was_asked_for_is_an_error() -> None:
         assert not cluster.engines[1].submitted
 
 
-async def test_a_rank_called_lost_by_the_head_is_left_at_once() -> None:
+async def test_a_silent_rank_called_lost_by_the_head_is_left() -> None:
     """A hung engine keeps its connection; only its missing heartbeats tell."""
     async with fake_cluster(EngineScript(steps_left=HANGS), EngineScript(steps_left=HANGS)) as cluster:
         task = await start(cluster, request_id="x", max_tokens=3)
@@ -223,7 +223,7 @@ async def test_waiting_for_a_rank_has_a_limit() -> None:
 async def test_a_bounded_queue_says_so() -> None:
     limits = GenerationLimits(max_queued=2)
     async with fake_cluster(EngineScript(steps_left=HANGS), limits=limits) as cluster:
-        tasks = [await start(cluster), await start(cluster)]
+        tasks = [await start(cluster, max_tokens=2), await start(cluster, max_tokens=2)]
         with pytest.raises(Overloaded) as caught:
             await cluster.answer(ask())
         assert caught.value.retry_after_s == 1.0

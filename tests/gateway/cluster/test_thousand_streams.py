@@ -14,7 +14,7 @@ from tests.support.fake_engine import EngineScript, letters
 from tests.support.waiting import eventually
 
 NUM_REQUESTS = 1000
-NUM_TOKENS = 20
+NUM_TOKENS = 10
 
 
 async def one(cluster: FakeCluster, number: int) -> None:
