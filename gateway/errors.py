@@ -70,10 +70,11 @@ class ContextLengthExceeded(GatewayError):
     type = "invalid_request_error"
     code = "context_length_exceeded"
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int, *, param: str = "messages") -> None:
+    def __init__(self, n_prompt_tokens: int, n_ctx: int, *, param: str = "messages", at_least: bool = False) -> None:
+        count = f"at least {n_prompt_tokens}" if at_least else str(n_prompt_tokens)
         super().__init__(
             f"This model's maximum context length is {n_ctx} tokens. However, your {param} resulted in "
-            f"{n_prompt_tokens} tokens, which leaves no room for output. Please reduce the length of the {param}.",
+            f"{count} tokens, which leaves no room for output. Please reduce the length of the {param}.",
             param=param,
             extra={"n_prompt_tokens": n_prompt_tokens, "n_ctx": n_ctx},
         )

@@ -25,6 +25,9 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 
 async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> list[PromptText]:
     """Raises InvalidRequest for a prompt of no tokens and ContextLengthExceeded for one that leaves no room."""
+    for text in request.prompts:
+        if isinstance(text, str) and request.options.truncate_prompt_tokens is None:
+            _check_size(text, tokenizer, max_model_len, "prompt")
     size = sum(len(prompt) for prompt in request.prompts)
     prompts = await off_loop(size, lambda: [_encode_prompt(p, request, tokenizer) for p in request.prompts])
     for prompt in prompts:
@@ -36,7 +39,10 @@ async def encode_conversation(
     conversation: Conversation, tokenizer: Tokenizer, max_model_len: int, truncate_to: int | None
 ) -> tuple[int, ...]:
     """Raises InvalidRequest when the template refuses and ContextLengthExceeded when no room is left."""
-    size = sum(len(str(message.get("content"))) for message in conversation.messages)
+    texts = [str(message.get("content")) for message in conversation.messages]
+    size = sum(map(len, texts))
+    if truncate_to is None:
+        _check_size(max(texts, key=len), tokenizer, max_model_len, "messages")
     token_ids = await off_loop(
         size,
         lambda: tokenizer.encode_chat(
@@ -62,6 +68,13 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int,
     """The ways a word is spelled in ids: at a text's beginning and after a space."""
     spelled = (tokenizer.encode(text) for word in words for text in (word, f" {word.lstrip()}"))
     return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
+
+
+def _check_size(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+    """Refuses what cannot fit before minutes are spent on tokenizing it."""
+    fewest = tokenizer.fewest_tokens(text)
+    if fewest > max_model_len:
+        raise ContextLengthExceeded(fewest, max_model_len, param=param, at_least=True)
 
 
 def _encode_prompt(prompt: Prompt, request: CompletionRequest, tokenizer: Tokenizer) -> PromptText:
