@@ -103,7 +103,9 @@ class FakeEngine:
             max_num_batched_tokens=512,
         )
 
-    def roster_entry(self, state: wire.RankState.ValueType = wire.RANK_STATE_READY, host_id: str = "here") -> wire.RankEntry:
+    def roster_entry(
+        self, state: wire.RankState.ValueType = wire.RANK_STATE_READY, host_id: str = "here"
+    ) -> wire.RankEntry:
         return wire.RankEntry(
             rank=self.rank,
             state=state,
