@@ -69,7 +69,6 @@ class EngineLoop:
         self._clock = clock
         self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._gate = threading.Lock()  # orders puts against closing: nothing is put into an inbox that nobody reads
-        self._started = False
         self._closed = False
         self._failed: BaseException | None = None
         self._last_turn = clock()
@@ -91,17 +90,13 @@ class EngineLoop:
         return self._failed
 
     def start(self) -> None:
-        with self._gate:
-            self._started = True
-            self._last_turn = self._clock()
+        self._last_turn = self._clock()
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
         """Ends the loop; live requests are aborted. False when the thread still runs after `timeout_s`."""
         self._put(_Stop())
-        with self._gate:
-            started, self._started = self._started, True
-        if not started:
+        if self._thread.ident is None:  # never started: nobody else answers what was submitted
             self._finish()
             return True
         self._thread.join(timeout_s)

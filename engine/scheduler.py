@@ -15,10 +15,10 @@ class Scheduler:
     """There is no prefill and no decode: each sequence catches up num_computed to num_tokens.
 
     A sequence waits without blocks, or runs with blocks for all it knows. It is admitted strictly in order, so
-    nothing overtakes a large prompt for ever, and only when everything it knows fits. When a running
-    sequence needs one more block and none is free, the last running one in order gives up its blocks and waits again
-    in its old place. The first in order is never preempted, so something always finishes and nothing of equal
-    priority starves; a sequence of a lower priority waits as long as there is work above it.
+    nothing overtakes a large prompt for ever, and only when everything it knows fits; nobody is preempted for a
+    sequence that waits. When a running sequence needs one more block and none is free, the last running one in order
+    gives up its blocks and waits again in its old place. The first running one is never preempted, so something
+    always finishes and nothing of equal priority starves; a lower priority waits as long as there is work above it.
     """
 
     def __init__(self, cache: KVCache, limits: SchedulerLimits) -> None:
