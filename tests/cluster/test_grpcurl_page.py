@@ -1,0 +1,70 @@
+"""docs/grpcurl.md: every command runs against a real deployment and prints what the page says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.default_model import default_model_path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "grpcurl.md"
+BLOCK = re.compile(r"```sh(?: exit=(\d+))?\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model]
+
+
+@dataclass(frozen=True)
+class Example:
+    exit_code: int
+    script: str
+    lines: tuple[str, ...]
+
+
+def examples() -> list[Example]:
+    page = PAGE.read_text()
+    found = [
+        Example(int(exit_code or 0), script, tuple(line.strip() for line in output.splitlines()))
+        for exit_code, script, output in BLOCK.findall(page)
+    ]
+    assert len(found) == page.count("```sh"), "a command of the page is not followed by its output"
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(default_model_path(), "-dp", "2", "--port", "0", "--grpc-port", "0", "-dpp", "0") as cluster:
+        cluster.wait_until_ready()
+        yield cluster
+        cluster.stop()
+
+
+def on_its_ports(script: str, cluster: Cluster) -> str:
+    """The page's default ports become those of the test's deployment."""
+    script = script.replace("http://127.0.0.1:8000", cluster.url)
+    script = script.replace("127.0.0.1:8001", cluster.grpc_target).replace("127.0.0.1:29550", cluster.head_target)
+    return script.replace("muster status", f"muster status --head-target {cluster.head_target}")
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.script.splitlines()[-1].strip()[-60:])
+def test_the_page_tells_the_truth(example: Example, cluster: Cluster) -> None:
+    tools = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-c", on_its_ports(example.script, cluster)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == example.exit_code, output
+    missing = [line for line in example.lines if line.rstrip("[{").strip() not in output]
+    assert not missing, f"{missing} not in:\n{output}"
