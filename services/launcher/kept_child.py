@@ -85,6 +85,11 @@ class KeptChild:
         if self._child is not None:
             self._child.kill()
 
+    def restart(self) -> None:
+        """Ends a child that hangs; it is started again as one that died."""
+        if self._child is not None:
+            self._child.kill()
+
     async def _run_once(self, spec: ChildSpec, reason: Reason) -> int:
         def on_line(line: str) -> None:
             reason.note(line)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,6 +18,7 @@ from muster import v1 as wire
 from services.launcher import plan
 from services.launcher.banner import Banner
 from services.launcher.holdings import Holdings
+from services.launcher.lost_ranks import LostRanks
 from services.launcher.node import Node
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec
@@ -26,6 +28,7 @@ from services.rpc.identity import host_name
 from services.version import __version__
 
 _POLL_S = 0.02
+_HANG_POLL_S = 1.0
 
 
 async def run_launcher(
@@ -103,11 +106,21 @@ class Launcher:
                 )
             self._was_ready = True
             self._say_ready()
-            await following
+            await self._end_hung_engines()
         finally:
             following.cancel()
             await asyncio.wait([following])
         return None
+
+    async def _end_hung_engines(self) -> None:
+        """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher serves."""
+        lost = LostRanks(self._options.heartbeat_timeout)
+        while True:
+            await asyncio.sleep(_HANG_POLL_S)
+            ours = [e for e in self._readiness.entries if e.host == host_name() and e.pid in self._node.engine_pids]
+            for entry in lost.hopeless(ours, time.monotonic()):
+                self._screen.say(f"rank {entry.rank} (pid {entry.pid}) hangs: {entry.reason}", level="WARNING")
+                self._node.restart_engine(entry.pid)
 
     async def _until_ready(self) -> None:
         await self._readiness.ranks_ready()

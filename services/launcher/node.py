@@ -67,6 +67,11 @@ class Node:
     def engine_pids(self) -> set[int]:
         return {engine.pid for engine in self._engines if engine.pid is not None}
 
+    def restart_engine(self, pid: int) -> None:
+        for engine in self._engines:
+            if engine.pid == pid:
+                engine.restart()
+
     async def stop(self, *, drain_s: float) -> None:
         """Gateways finish their answers within `drain_s` seconds; then engines, then the head."""
         deadline = time.monotonic() + drain_s

@@ -43,6 +43,11 @@ class Readiness:
                 self._screen.show_moving([])
                 self._ready.set()
 
+    @property
+    def entries(self) -> Sequence[wire.RankEntry]:
+        """The ranks that concern this launcher, as the head told last."""
+        return self._entries
+
     async def ranks_ready(self) -> None:
         await self._ready.wait()
 

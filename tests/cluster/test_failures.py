@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from contextlib import ExitStack
 
 import httpx
@@ -71,15 +70,25 @@ def _answers(target: str) -> bool:
     return True
 
 
+def test_a_hung_engine_is_replaced(launch: Launch) -> None:
+    cluster = launch("-dp", "2", "--heartbeat-interval", "500ms", "--heartbeat-timeout", "1.5s")
+    cluster.wait_until_ready()
+    hung = cluster.engine(1)
+    hung.suspend()
+    cluster.wait_for_output(r"rank 1 \(pid \d+\) hangs")
+    assert complete(cluster).status_code == 200
+    cluster.wait_for(lambda: complete(cluster, rank=1).status_code == 200, "an answer of rank 1")
+    assert cluster.engine(1).pid != hung.pid
+    assert cluster.stop() == 0
+
+
 def test_a_rank_that_never_comes_is_named_and_everything_stops(launch: Launch) -> None:
-    cluster = launch("-dp", "2", "-dpl", "1", "--ready-timeout", "6")
-    cluster.wait_for_output(r"rank 0 on \S+ \(pid \d+\): ready")
-    loading = httpx.get(f"{cluster.url}/readyz", timeout=10)
-    assert loading.status_code in {200, 503}
+    cluster = launch("-dp", "2", "-dpl", "1", "--ready-timeout", "5")
+    assert httpx.get(f"{cluster.url}/readyz", timeout=10).status_code == 503
     assert cluster.wait() == 1
     last = cluster.output.splitlines()[-1]
     assert "rank 1 missing" in last
-    assert "6 s" in last
+    assert "within 5 s" in last
 
 
 def test_an_engine_that_does_not_fit_is_turned_away_and_the_right_one_joins(launch: Launch) -> None:
@@ -161,13 +170,13 @@ def _refuses(url: str) -> bool:
 
 
 def test_a_second_signal_stops_at_once(launch: Launch) -> None:
-    cluster = launch()
+    cluster = launch("--shutdown-timeout", "10m")
     cluster.wait_until_ready()
-    with StreamedAnswer(cluster, num_tokens=1000) as answer:
+    with StreamedAnswer(cluster, num_tokens=900) as answer:
         assert answer.started.wait(30)
-        started = time.monotonic()
+        cluster.engine(0).suspend()  # now the answer cannot finish
         cluster.send(signal.SIGINT)
         cluster.wait_for_output("Ctrl-C again stops at once")
         cluster.send(signal.SIGINT)
-        assert cluster.wait(15) == 0
-    assert answer.error is not None or time.monotonic() - started < 20
+        assert cluster.wait() == 0
+    assert answer.error is not None

@@ -72,8 +72,8 @@ class Cluster:
         self._process.stdout.close()
         left = [path.name for path in self._base.iterdir()] if self._was_stopped else []
         shutil.rmtree(self._base, ignore_errors=True)
+        print(self.output)  # pytest shows it when the test failed
         if kind is not None:
-            print(self.output, file=sys.stderr)
             return
         assert not survivors, f"left running: {[process.cmdline() for process in survivors]}"
         assert not left, f"left in the runtime directory: {left}"
