@@ -19,8 +19,9 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CheckpointError
 from engine.facts import ModelFacts
-from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.checkpoint import Checkpoint
 from engine.model.llama import Llama
+from engine.model.loading import open_checkpoint
 from engine.model.tokenizer_files import read_tokenizer_archive
 from engine.request import Request
 from engine.runner.model_runner import ModelRunner
@@ -69,7 +70,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     that cannot be loaded and CacheSizeError when the cache cannot hold one longest sequence.
     """
     device = torch.device(config.device)
-    num_threads = config.num_threads or max(1, (os.cpu_count() or 1) - 1)
+    num_threads = config.num_threads or max(1, _num_cores() - 1)
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
     dtype = choose_dtype(config.dtype, device)
@@ -94,7 +95,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
         num_threads=num_threads,
     )
     progress(Phase.WARMING_UP, 0, 1)
-    _warm_up(runner)
+    _warm_up(runner, config.block_size)
     progress(Phase.WARMING_UP, 1, 1)
     return BuiltEngine(
         core=EngineCore(
@@ -140,6 +141,13 @@ def _cpu_multiplies_bfloat16() -> bool:
     except OSError:
         return False
     return bool(words & {"amx_bf16", "avx512_bf16", "bf16"})
+
+
+def _num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None, model_path: Path) -> ModelFacts:
@@ -192,12 +200,14 @@ def _make_cache(
     )
 
 
-def _warm_up(runner: ModelRunner) -> None:
+def _warm_up(runner: ModelRunner, num_tokens: int) -> None:
     """One prefill and one decode step, so that the first request does not pay for what is set up lazily.
 
-    They write to block 0, which nobody reads before writing it again.
+    They write to block 0 only, which nobody reads before writing it again.
     """
-    sequence = Sequence(Request("warm-up", (0,)), arrival=0, max_total_tokens=1)
+    sequence = Sequence(Request("warm-up", (0,) * num_tokens), arrival=0, max_total_tokens=num_tokens)
     sequence.block_table.block_ids = [0]
+    runner.execute(Batch(step=0, scheduled=(Scheduled(sequence, num_tokens),)))
+    sequence.num_computed = num_tokens - 1
     runner.execute(Batch(step=0, scheduled=(Scheduled(sequence, 1),)))
     runner.forget("warm-up")

@@ -26,5 +26,5 @@ def default_model_path() -> Path:
     """The default model's file; `make test` fetches it. Its absence is a failure, not a reason to skip."""
     path = Path(os.environ.get("MUSTER_TEST_MODEL") or _DEFAULT_MODEL).expanduser()
     if not path.is_file():
-        pytest.fail(f"{path} is missing: run `make model`, or name the file in MUSTER_TEST_MODEL")
+        pytest.fail(f"{path} is missing: `make test` fetches it, or name the file in MUSTER_TEST_MODEL")
     return path

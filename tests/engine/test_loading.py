@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from engine.errors import CheckpointError
 from engine.facts import DefaultSampling
-from engine.model.checkpoint import open_checkpoint
 from engine.model.config import RopeConfig, RopeKind
+from engine.model.loading import open_checkpoint
 from engine.model.tokenizer_files import read_tokenizer_archive
 from tests.support.tiny_model import (
     BOS_TOKEN_ID,

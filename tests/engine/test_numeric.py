@@ -17,8 +17,9 @@ from torch import Tensor
 
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
-from engine.model.checkpoint import Checkpoint, open_checkpoint
+from engine.model.checkpoint import Checkpoint
 from engine.model.gguf import GgufFile
+from engine.model.loading import open_checkpoint
 from engine.model.weights import expected_shapes
 from engine.request import Request, SamplingParams, StopConditions
 
