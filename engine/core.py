@@ -213,7 +213,8 @@ class EngineCore:
         for item, step_token in zip(scheduled, step_tokens, strict=True):
             sequence = item.sequence
             self._scheduler.advance(sequence, item.num_new_tokens)
-            self._count_prompt_tokens(sequence)
+            if sequence.num_prompt_tokens_counted < sequence.num_prompt_tokens:
+                self._count_prompt_tokens(sequence)
             if step_token.prompt_logprobs:
                 sequence.add_prompt_logprobs(step_token.prompt_logprobs)
             if sequence.num_computed == len(sequence.token_ids):
@@ -223,16 +224,15 @@ class EngineCore:
         """All that is known is computed: the sequence gets its next token, unless it is complete already."""
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
-        finish_reason = sequence.finish_reason
-        if finish_reason is None:
-            sampled = step_token.sampled
-            assert sampled is not None, f"the runner sampled nothing for {sequence.request_id}"
+        sampled = step_token.sampled
+        if sampled is not None:
             token_ids = (sampled.token_id,)
             if sampled.logprobs is not None:
                 logprobs = (sampled.logprobs,)
             sequence.token_ids.append(sampled.token_id)
             self._num_generated_tokens += 1
-            finish_reason = sequence.finish_reason
+        finish_reason = sequence.finish_reason
+        assert sampled is not None or finish_reason is not None, f"nothing was sampled for {sequence.request_id}"
         if finish_reason is None:
             prompt = None if sequence.prompt_reported else sequence.report_prompt()
             self._outputs.append(TokenOutput(sequence.request_id, token_ids, logprobs, prompt))

@@ -60,7 +60,6 @@ class Scheduler:
         Those with one token to go come first: a long prompt delays them by its chunk, never by its length.
         """
         budget = self._limits.max_num_batched_tokens
-        num_preemptions = self.num_preemptions
         scheduled = self._schedule_single_tokens()
         budget -= len(scheduled)
         for sequence in self._running:
@@ -69,8 +68,7 @@ class Scheduler:
                 num_new = min(num_missing, budget)
                 scheduled.append(Scheduled(sequence, num_new))
                 budget -= num_new
-        # Whoever was preempted just now would be admitted again and take what the others need.
-        if budget and self._waiting and num_preemptions == self.num_preemptions:
+        if budget and self._waiting:
             self._admit(scheduled, budget)
         return scheduled
 

@@ -93,7 +93,7 @@ class Sequence:
     @property
     def finish_reason(self) -> FinishReason | None:
         """Why nothing may be generated any more, None when something may. Stop wins over length."""
-        if self.stop_token_id is not None:
+        if self.token_ids[-1] in self.stop_token_ids and self.stop_token_id is not None:
             return FinishReason.STOP
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH

@@ -110,7 +110,7 @@ def test_eviction_drops_tails_before_heads() -> None:
 
 
 def test_reset_forgets_and_bars_what_was_computed_before() -> None:
-    cache, table = KVCache(8, 4), BlockTable()
+    cache, table = KVCache(16, 4), BlockTable()
     held = BlockTable()
     assert cache.claim(held, TOKENS) == 0
     cache.publish(held, TOKENS, 8)
@@ -118,6 +118,10 @@ def test_reset_forgets_and_bars_what_was_computed_before() -> None:
     cache.publish(held, TOKENS, 12)
     assert cache.claim(table, [*TOKENS, 1]) == 0
     cache.check([held, table])
+    cache.publish(table, [*TOKENS, 1], 8)
+    late = BlockTable()
+    assert cache.claim(late, [*TOKENS, 1]) == 8, "the third block was computed, but from contents before the reset"
+    cache.release(late)
     cache.release(held)
     cache.publish(table, [*TOKENS, 1], 13)
     assert cache.claim(held, [*TOKENS, 1]) == 12

@@ -340,6 +340,14 @@ def test_a_step_that_fails_while_it_is_committed_loses_no_output() -> None:
     assert not core.has_work
 
 
+def test_an_error_outside_a_forward_pass_ends_nobody() -> None:
+    core, _ = make_core()
+    core.add(request())
+    core.step()
+    assert core.fail_step("not in a step").outputs == []
+    assert len(tokens(run(core)["r"])) == 4
+
+
 def test_what_a_failed_step_wrote_is_never_found() -> None:
     core, runner = make_core()
     core.add(request("a"))
