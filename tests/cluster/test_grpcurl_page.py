@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import pytest
+from muster import v1 as wire
 
 from tests.support.cluster import Cluster
 from tests.support.default_model import default_model_path
@@ -40,10 +42,18 @@ def examples() -> list[Example]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster(default_model_path(), "-dp", "2", "--port", "0", "--grpc-port", "0", "-dpp", "0") as cluster:
+    name = ["--served-model-name", "SmolLM2-135M-Instruct"]
+    with Cluster(default_model_path(), "-dp", "2", "--port", "0", "--grpc-port", "0", "-dpp", "0", *name) as cluster:
         cluster.wait_until_ready()
+        cluster.wait_for(lambda: num_loads(cluster) == 2, "a load report of both ranks")
         yield cluster
         cluster.stop()
+
+
+def num_loads(cluster: Cluster) -> int:
+    with grpc.insecure_channel(cluster.head_target) as channel:
+        answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=10)
+    return len(answer.loads)
 
 
 def on_its_ports(script: str, cluster: Cluster) -> str:
