@@ -9,7 +9,14 @@ DONE = b"data: [DONE]\n\n"
 # A comment; clients skip it, proxies and Node's fetch see that the stream is alive.
 PING = b": ping\n\n"
 
+# Line ends to Unicode but not to JSON: client libraries that split text into lines would tear an event apart.
+_LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
+
 
 def event(body: object) -> bytes:
-    """One event. Compact JSON has no raw newline, so the event cannot break."""
-    return b"data: " + orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS) + b"\n\n"
+    """One event, on one line by anybody's definition of a line."""
+    data = orjson.dumps(body)
+    for raw, escaped in _LINE_ENDS:
+        if raw in data:
+            data = data.replace(raw, escaped)
+    return b"data: " + data + b"\n\n"
