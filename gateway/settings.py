@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.lifecycle import Lifecycle
+
+__all__ = ["AppSettings", "Lifecycle"]
+
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
@@ -24,10 +28,3 @@ class AppSettings:
     any_model_name: bool = False
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
-
-
-class Lifecycle:
-    """Whether this gateway takes requests; switched by the process that is told to stop."""
-
-    def __init__(self) -> None:
-        self.draining = False

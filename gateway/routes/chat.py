@@ -17,7 +17,6 @@ from gateway.prompts import encode_conversation
 from gateway.routes.serving import (
     ServedModel,
     Serving,
-    answer,
     chosen_rank,
     envelope,
     generation_request,
@@ -62,8 +61,8 @@ class ChatCompletions:
         )
         if chat.stream.stream:
             events = self._stream(generation, model, ChatStream(shape, chat.stream))
-            return EventStream(events, ping_interval_s=self._serving.settings.ping_interval_s)
-        return await answer(request, self._collect(generation, model, ChatCollector(shape)))
+            return self._serving.stream(events)
+        return await self._serving.answer(request, self._collect(generation, model, ChatCollector(shape)))
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, ChatRequest]:
         model = self._serving.model(body.get("model"))

@@ -19,7 +19,6 @@ from gateway.prompts import encode_prompts
 from gateway.routes.serving import (
     ServedModel,
     Serving,
-    answer,
     chosen_rank,
     envelope,
     generation_request,
@@ -43,8 +42,8 @@ class Completions:
         ]
         if completion.stream.stream:
             events = self._stream(generations, model, CompletionStream(shape, completion.stream))
-            return EventStream(events, ping_interval_s=self._serving.settings.ping_interval_s)
-        return await answer(request, self._collect(generations, model, CompletionCollector(shape)))
+            return self._serving.stream(events)
+        return await self._serving.answer(request, self._collect(generations, model, CompletionCollector(shape)))
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, CompletionRequest]:
         model = self._serving.model(body.get("model"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -14,17 +14,18 @@ from muster import v1 as wire
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import Draining, InvalidRequest, Loading, ModelNotFound
-from gateway.event_stream import until_disconnect
+from gateway.errors import InvalidRequest, Loading, ModelNotFound
+from gateway.event_stream import EventStream, until_disconnect
 from gateway.generation_request import GenerationRequest
 from gateway.json_body import check_content, parse_object
+from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import CLIENT_LEFT
 from gateway.middleware.request_id import sanitized
 from gateway.openai.envelope import Envelope
 from gateway.openai.options import GenerationOptions, ModelLimits
 from gateway.ports import Cluster, Metrics, TextGenerator
 from gateway.prompts import bad_word_ids, off_loop
-from gateway.settings import AppSettings, Lifecycle
+from gateway.settings import AppSettings
 from gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ class Serving:
     def open_for_requests(self) -> None:
         """Raises Draining when this gateway is about to stop."""
         if self.lifecycle.draining:
-            raise Draining("This gateway is stopping. Send the request again; another one will answer.")
+            raise self.lifecycle.error()
 
     def model(self, name: object) -> ServedModel:
         """The model asked for; without a name the one that is served. Raises Loading and ModelNotFound."""
@@ -62,6 +63,26 @@ class Serving:
         if self.settings.any_model_name:
             return ServedModel(_preferred(models[0]), models[0], tokenizer)
         raise ModelNotFound(str(name)[:200], [served for model in models for served in model.served_model_names])
+
+    async def answer(self, request: Request, work: Coroutine[Any, Any, Mapping[str, object]]) -> Response:
+        """Runs `work` for as long as the client waits for it. A client that leaves cancels it, and with it the request
+        in the engine: servers only notice that by themselves for streams."""
+        task = asyncio.create_task(work, name="answer")
+        gone = asyncio.create_task(until_disconnect(request.receive), name="answer-disconnect")
+        try:
+            with self.lifecycle.answering(task):
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.cancelled():
+                raise self.lifecycle.error()
+            return json_response(task.result()) if task.done() else Response(status_code=CLIENT_LEFT)
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
+        """Sends the bytes of each event as they come."""
+        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +107,6 @@ async def read_object(request: Request, parse: Callable[[dict[str, object]], T])
 
 def json_response(body: Mapping[str, object], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(body), status_code=status, headers=dict(headers or {}), media_type="application/json")
-
-
-async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, object]]) -> Response:
-    """Runs `work` for as long as the client waits for it. A client that leaves cancels it, and with it the request in
-    the engine: servers only notice that by themselves for streams."""
-    task = asyncio.create_task(work, name="answer")
-    gone = asyncio.create_task(until_disconnect(request.receive), name="answer-disconnect")
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return json_response(task.result()) if task.done() else Response(status_code=CLIENT_LEFT)
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 def envelope(request: Request, options: GenerationOptions, model: ServedModel, prefix: str, version: str) -> Envelope:
