@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.lifecycle import Lifecycle
-
-__all__ = ["AppSettings", "Lifecycle"]
-
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:

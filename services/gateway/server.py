@@ -16,7 +16,8 @@ from gateway.app import build_app
 from gateway.backend import Backend
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
-from gateway.settings import AppSettings, Lifecycle
+from gateway.lifecycle import Lifecycle
+from gateway.settings import AppSettings
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.launcher.listening import listen_http
@@ -34,6 +35,8 @@ INFERENCE_SERVICE = "muster.v1.InferenceService"
 _READINESS_POLL_S = 0.1
 # Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
 _WAIT_UNTIL_READY_S = 10.0
+# What answers cut off at the shutdown timeout get to say so to their clients.
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ class _Gateway:
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
         )
-        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s)
+        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -152,7 +155,7 @@ class _Gateway:
     async def _stop(self) -> None:
         timeout_s = self._options.shutdown_timeout_s
         _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
-        self._lifecycle.draining = True
+        self._lifecycle.drain(timeout_s)
         started = time.monotonic()
         await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
         await self._backend.close()
