@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import InvalidRequest
-from gateway.openai.fields import Fields
+from gateway.openai.fields import Fields, shown
 from gateway.openai.options import (
     MAX_LOGPROBS,
     GenerationOptions,
@@ -130,7 +130,7 @@ def _parse_part(part: object, param: str) -> Message:
     kind = part.get("type")
     if kind not in _TEXT_PARTS:
         raise InvalidRequest(
-            f"{param}.type", f"Invalid '{param}.type': got {str(kind)[:40]!r}; this model reads only 'text' parts."
+            f"{param}.type", f"Invalid '{param}.type': got {shown(kind)}; this model reads only 'text' parts."
         )
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{param}.text", f"Invalid '{param}.text': expected a string.")

@@ -22,6 +22,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import CLIENT_LEFT
 from gateway.middleware.request_id import sanitized
 from gateway.openai.envelope import Envelope
+from gateway.openai.fields import shown
 from gateway.openai.options import GenerationOptions, ModelLimits
 from gateway.ports import Cluster, Metrics, TextGenerator
 from gateway.prompts import bad_word_ids, off_loop
@@ -129,8 +130,8 @@ def chosen_rank(request: Request, options: GenerationOptions, num_ranks: int) ->
     rank = options.rank if text is None else int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip()) else None
     if rank is None or rank >= num_ranks:
         valid = ", ".join(map(str, range(num_ranks))) if num_ranks <= 16 else f"0 to {num_ranks - 1}"
-        given = (text or str(rank))[:20]
-        raise InvalidRequest(param, f"Invalid '{param}': got {given!r}; valid ranks are {valid or 'none yet'}.")
+        given = shown(options.rank if text is None else text)
+        raise InvalidRequest(param, f"Invalid '{param}': got {given}; valid ranks are {valid or 'none yet'}.")
     return rank
 
 
