@@ -123,7 +123,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
 def _open_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        why = "no GPU is visible" if torch.backends.cuda.is_built() else "this installation of torch is for CPUs only"
+        why = "no GPU is visible" if torch.version.cuda is not None else "this installation of torch is for CPUs only"
         raise DeviceError(f"device: {name} cannot be used: {why}; set it to cpu, or install muster[cuda] on a GPU host")
     return device
 

@@ -323,7 +323,7 @@ def test_build_refuses_what_cannot_work(tiny_directory: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_named(tiny_directory: Path) -> None:
-    with pytest.raises(DeviceError, match="device: cuda cannot be used: .*; set it to cpu"):
+    with pytest.raises(DeviceError, match=r"device: cuda cannot be used: .*; set it to cpu"):
         build_engine(EngineConfig(tiny_directory, device="cuda"))
 
 
