@@ -76,8 +76,10 @@ async def run_gateway(options: GatewayOptions) -> int:
         _log.error("%s", error)
         await rpc.stop(0)
         return 1
-    await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
-    return 0
+    failure = await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
+    if failure:
+        _log.error("cannot serve: %s", failure)
+    return 1 if failure else 0
 
 
 def _http_sockets(options: GatewayOptions) -> tuple[list[socket.socket], int]:
@@ -122,21 +124,27 @@ class _Gateway:
         self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> str:
+        """Ends after `stop`, or with the reason why this gateway can never serve."""
         self._backend.start()
         if self._options.wait_until_ready:
             await self._wait_until_ready(stop)
         await self._http.start()
         await self._rpc.start()
         announcing = asyncio.create_task(self._announce_readiness())
-        await stop.wait()
+        while not self._backend.cluster.tokenizer_problem:
+            if await _set_within(stop, _READINESS_POLL_S):
+                break
         announcing.cancel()
         await asyncio.wait([announcing])
+        failure = self._backend.cluster.tokenizer_problem
         await self._stop()
+        return "" if stop.is_set() else failure
 
     async def _wait_until_ready(self, stop: asyncio.Event) -> None:
         deadline = time.monotonic() + _WAIT_UNTIL_READY_S
-        while not self._backend.cluster.ready and time.monotonic() < deadline:
+        cluster = self._backend.cluster
+        while not (cluster.ready or cluster.tokenizer_problem) and time.monotonic() < deadline:
             if await _set_within(stop, _READINESS_POLL_S):
                 return
 

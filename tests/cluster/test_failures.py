@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.cluster.answers import StreamedAnswer, complete
-from tests.cluster.conftest import Launch
+from tests.cluster.conftest import FLAGS, Launch
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -117,6 +120,16 @@ def test_a_checkpoint_that_cannot_be_read_stops_everything_with_its_reason(launc
     last = cluster.output.splitlines()[-1]
     assert "engine 0 failed" in last
     assert "cuda" in last.lower()
+
+
+def test_a_tokenizer_that_cannot_be_built_stops_everything_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "tokenizer.json").write_text("{}")
+    with Cluster(broken, *FLAGS) as cluster:
+        assert cluster.wait() == 1
+    last = cluster.output.splitlines()[-1]
+    assert "cannot serve: rank 0 gave no usable tokenizer: tokenizer.json cannot be used" in last
 
 
 def test_a_taken_port_names_its_flag(launch: Launch) -> None:

@@ -51,6 +51,7 @@ class EngineScript:
     max_running: int = 1 << 30
     tokenizer_chunks: int | None = None
     tokenizer_sha256: str | None = None
+    tokenizer: bytes | None = None
 
 
 @dataclass(eq=False)
@@ -294,8 +295,8 @@ class _Servicer(wire.EngineServiceServicer):
     async def GetTokenizer(
         self, request: wire.GetTokenizerRequest, context: Any
     ) -> AsyncIterator[wire.GetTokenizerResponse]:
-        archive = tokenizer_archive()
         script = self._engine.script
+        archive = script.tokenizer if script.tokenizer is not None else tokenizer_archive()
         chunks = [archive[start : start + _CHUNK_BYTES] for start in range(0, len(archive), _CHUNK_BYTES)]
         sha256 = script.tokenizer_sha256 or hashlib.sha256(archive).hexdigest()
         for index, chunk in enumerate(chunks[: script.tokenizer_chunks]):
