@@ -169,7 +169,10 @@ class Membership:
             self._lost_since = now
         if now >= self._complained_at + _COMPLAINT_INTERVAL_S:
             self._complained_at = now
-            _log.warning(
+            # Engine and head are started together: that the head is not there at once is no cause for worry.
+            is_start = self._state.now.rank is None and now == self._lost_since
+            _log.log(
+                logging.INFO if is_start else logging.WARNING,
                 "no lease from the head at %s for %.0f s, still trying (%s)",
                 self._head_target,
                 now - self._lost_since,
