@@ -85,6 +85,16 @@ def test_a_hung_engine_is_replaced(launch: Launch) -> None:
     assert cluster.stop() == 0
 
 
+def test_an_engine_that_hangs_while_it_loads_is_replaced(launch: Launch) -> None:
+    cluster = launch("-dp", "2", "--heartbeat-interval", "500ms", "--heartbeat-timeout", "1.5s")
+    cluster.wait_for_output(r"rank 1 on \S+ \(pid \d+\): starting")
+    hung = cluster.engine(1)
+    hung.suspend()
+    cluster.wait_until_ready()
+    assert cluster.engine(1).pid != hung.pid
+    assert cluster.stop() == 0
+
+
 def test_a_rank_that_never_comes_is_named_and_everything_stops(launch: Launch) -> None:
     cluster = launch("-dp", "2", "-dpl", "1", "--ready-timeout", "5")
     assert httpx.get(f"{cluster.url}/readyz", timeout=10).status_code == 503
