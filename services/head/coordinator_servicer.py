@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +52,9 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         intervals = parse_intervals(request)
         watch, version = self._control.load_watch, 0
         while True:
-            is_heartbeat = not await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
+            await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
+            # Asked anew: a change may come between the timeout and here, and a heartbeat says that there was none.
+            is_heartbeat = watch.version == version
             version = watch.version
             yield wire.WatchLoadResponse(
                 sequence=watch.value,
@@ -72,14 +75,11 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         )
         yield  # makes this a stream
 
-    async def _changes(self, version: int, timeout_s: float) -> bool:
-        """True when the loads are newer than `version`, False when nothing changed for that long."""
-        try:
+    async def _changes(self, version: int, timeout_s: float) -> None:
+        """Returns when the loads are newer than `version`, or after that long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._control.load_watch.newer_than(version)
-        except TimeoutError:
-            return False
-        return True
 
 
 def parse_intervals(request: wire.WatchLoadRequest) -> WatchIntervals:

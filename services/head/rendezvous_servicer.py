@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from muster import v1 as wire
@@ -60,7 +60,7 @@ class RendezvousServicer(wire.RendezvousServiceServicer):
         )
 
     @contextlib.contextmanager
-    def _listed(self, request: wire.WatchRosterRequest) -> Any:
+    def _listed(self, request: wire.WatchRosterRequest) -> Iterator[None]:
         """Lists the gateway that watches, if it is one, for as long as it watches."""
         if not request.watcher.HasField("gateway"):
             yield

@@ -115,11 +115,6 @@ class Roster:
         """One per name: a gateway that redials is not two, even before its old stream is noticed broken."""
         return tuple({entry.name: entry for entry in self._gateways.values()}.values())
 
-    @property
-    def is_complete(self) -> bool:
-        """True while every rank is READY."""
-        return all(record.state is RankState.READY for record in self._ranks)
-
     def take_changes(self) -> list[Change]:
         """The state changes since the last call, oldest first."""
         changes, self._changes = self._changes, []
@@ -235,7 +230,7 @@ class Roster:
 
     def excuse_silence(self, now_s: float) -> None:
         """Renews all leases: the head itself stood still, so the silence says nothing about the engines."""
-        self._ranks = [replace(record, heard_s=now_s) if record.state.is_live else record for record in self._ranks]
+        self._ranks = [record if record.lease is None else replace(record, heard_s=now_s) for record in self._ranks]
 
     # Gateways
 

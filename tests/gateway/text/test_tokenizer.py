@@ -95,7 +95,7 @@ def test_facts_of_the_default_model() -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.eos_token_ids == {2}
     assert tokenizer.special_token_ids == set(range(17))
-    assert not tokenizer.adds_bos
+    assert tokenizer.add_prefix([5]) == [5], "no BOS"
     assert tokenizer.token_text(216) == " "
     assert tokenizer.token_bytes(1) == b"<|im_start|>"
 
@@ -163,7 +163,6 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
 
 def test_bos_is_put_in_front_once() -> None:
     tokenizer = Tokenizer.from_archive(archive({"gguf_tokenizer.json": tiny_metadata(ggml__add_bos_token=True)}))
-    assert tokenizer.adds_bos
     assert tokenizer.encode("a", add_special=True) == [1, 3 + ord("a")]
     assert tokenizer.encode("<|im_start|>a", parse_special=True, add_special=True) == [1, 3 + ord("a")]
     assert tokenizer.encode("", add_special=True) == [1]
