@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,21 +10,24 @@ from muster import v1 as wire
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import GenerationRequest
-from gateway.request_limits import MAX_CHOICES, RANK_KEY
+from gateway.request_limits import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+    RANK_KEY,
+    valid_traceparent,
+)
 from gateway.wire_convert import to_sampling
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_IDS = 1024  # the engine's own limit
-MAX_SALT_CHARS = 256
-MAX_REQUEST_ID_CHARS = 128
 # As in the REST API: a completion without max_tokens is short, a chat answer takes what the context leaves.
 DEFAULT_COMPLETION_TOKENS = 16
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _RANGES = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
@@ -58,12 +60,10 @@ def read_metadata(metadata: Iterable[tuple[str, str | bytes]], timeout_s: float 
         if key in values:
             raise InvalidRequest(key, f"metadata {key} is given more than once: send it once")
         values[key] = value if isinstance(value, str) else value.decode("latin-1")
-    traceparent = values.get(TRACEPARENT_KEY, "")
     return CallFacts(
         request_id=_read_request_id(values.get(REQUEST_ID_KEY)),
         rank=_read_rank(values.get(RANK_KEY)),
-        # By the standard a malformed trace context starts a new trace and is no error.
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        traceparent=valid_traceparent(values.get(TRACEPARENT_KEY, "")),
         timeout_s=timeout_s,
     )
 

@@ -43,7 +43,6 @@ class Roster:
 
     sequence: int
     head_incarnation: int
-    deployment_id: str = ""
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     gateways: tuple[str, ...] = ()
 

@@ -10,7 +10,6 @@ import orjson
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, shown
 from gateway.openai.options import (
-    MAX_LOGPROBS,
     GenerationOptions,
     ModelLimits,
     StreamOptions,
@@ -20,6 +19,7 @@ from gateway.openai.options import (
     parse_stream_options,
 )
 from gateway.openai.unsupported import refuse_unsupported
+from gateway.request_limits import MAX_LOGPROBS
 
 _MAX_MESSAGES = 4096
 _MAX_TOOLS = 128

@@ -13,7 +13,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.openai.chat_request import ChatRequest, parse_chat
 from gateway.openai.chat_response import ChatCollector, ChatShape, ChatStream
 from gateway.openai.logprobs import LogprobWriter
-from gateway.prompts import encode_conversation
+from gateway.prompts import encode_conversation, spell_bad_words
 from gateway.routes.serving import (
     ServedModel,
     Serving,
@@ -33,7 +33,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response | EventStream:
         self._serving.open_for_requests()
         model, chat = await read_object(request, self._parse)
-        options = chat.options
+        options = await spell_bad_words(chat.options, model.tokenizer)
         rank = chosen_rank(request, options, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
             chat.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from gateway.merged_streams import merged
 from gateway.openai.completion_request import CompletionRequest, parse_completion
 from gateway.openai.completion_response import CompletionCollector, CompletionShape, CompletionStream
 from gateway.openai.logprobs import LogprobWriter
-from gateway.prompts import encode_prompts
+from gateway.prompts import encode_prompts, spell_bad_words
 from gateway.routes.serving import (
     ServedModel,
     Serving,
@@ -36,6 +37,7 @@ class Completions:
         self._serving.open_for_requests()
         model, completion = await read_object(request, self._parse)
         rank = chosen_rank(request, completion.options, self._serving.cluster.num_ranks)
+        completion = replace(completion, options=await spell_bad_words(completion.options, model.tokenizer))
         shape = await self._shape(request, model, completion)
         generations = [
             self._generation(request, model, completion, shape, number, rank) for number in range(len(shape.prompts))

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -25,14 +25,12 @@ from gateway.openai.envelope import Envelope
 from gateway.openai.fields import shown
 from gateway.openai.options import GenerationOptions, ModelLimits
 from gateway.ports import Cluster, Metrics, TextGenerator
-from gateway.prompts import bad_word_ids, off_loop
+from gateway.prompts import off_loop
+from gateway.request_limits import RANK_KEY, valid_traceparent
 from gateway.settings import AppSettings
 from gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
-
-RANK_HEADER = "x-data-parallel-rank"
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +121,10 @@ def envelope(request: Request, options: GenerationOptions, model: ServedModel, p
 
 def chosen_rank(request: Request, options: GenerationOptions, num_ranks: int) -> int | None:
     """The global rank the client insists on. A wrong one is an error: ignoring it would hide routing bugs."""
-    text = request.headers.get(RANK_HEADER)
+    text = request.headers.get(RANK_KEY)
     if text is None and options.rank is None:
         return None
-    param = RANK_HEADER if text is not None else "routed_dp_rank"
+    param = RANK_KEY if text is not None else "routed_dp_rank"
     rank = options.rank if text is None else int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip()) else None
     if rank is None or rank >= num_ranks:
         valid = ", ".join(map(str, range(num_ranks))) if num_ranks <= 16 else f"0 to {num_ranks - 1}"
@@ -148,13 +146,13 @@ def generation_request(
     rank: int | None,
     timeout_s: float | None,
 ) -> GenerationRequest:
-    """What goes to the cluster. The bound on tokens is lowered to what the context has left."""
+    """What goes to the cluster; `options` have their bad words spelled. The bound on tokens is lowered to what the
+    context has left."""
     room = model.info.max_model_len - len(prompt_token_ids)
-    traceparent = request.headers.get("traceparent", "")
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
-        sampling=replace(options.sampling, bad_words=bad_word_ids(options.bad_words, model.tokenizer)),
+        sampling=options.sampling,
         max_tokens=None if max_tokens is None else min(max_tokens, room),
         min_tokens=min(options.min_tokens, room),
         stop_token_ids=options.stop_token_ids,
@@ -170,7 +168,7 @@ def generation_request(
         cache_salt=options.cache_salt,
         affinity=options.affinity or request.headers.get("x-session-id", "")[:256] or None,
         timeout_s=timeout_s,
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        traceparent=valid_traceparent(request.headers.get("traceparent", "")),
     )
 
 

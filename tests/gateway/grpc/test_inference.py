@@ -226,3 +226,16 @@ async def test_traceparent_is_handed_on_when_it_is_one() -> None:
             async for _ in stub.Complete(wire.CompleteRequest(text="x"), metadata=(("traceparent", value),)):
                 pass
         assert cluster.engines[0].traceparents == [good, ""]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(is_chat: bool) -> None:
+    text = "x" * 100_000
+    async with client_of(EngineScript()) as (_, stub):
+        if is_chat:
+            call = stub.Chat(wire.ChatRequest(messages=[wire.ChatMessage(role="user", content=text)]))
+        else:
+            call = stub.Complete(wire.CompleteRequest(text=text))
+        error = await refused(call)
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
+        assert "at least" in error.message
