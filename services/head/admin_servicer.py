@@ -9,17 +9,12 @@ import grpc
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
-from services.head.errors import invalid
-from services.rpc.errors import RpcError
+from services.rpc.errors import RpcError, invalid_field
+from services.rpc.log_level import set_log_level
 
 _log = logging.getLogger(__name__)
 
-_LEVELS = {
-    wire.LOG_LEVEL_DEBUG: logging.DEBUG,
-    wire.LOG_LEVEL_INFO: logging.INFO,
-    wire.LOG_LEVEL_WARNING: logging.WARNING,
-    wire.LOG_LEVEL_ERROR: logging.ERROR,
-}
+_ASK_THE_ENGINE = "call AdminService on the engine itself; `muster status --json` has its targets"
 
 
 class AdminServicer(wire.AdminServiceServicer):
@@ -29,15 +24,15 @@ class AdminServicer(wire.AdminServiceServicer):
         self._control = control
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
-        _not_forwarded("Drain", "send SIGTERM to the engine: it finishes its requests and leaves")
+        _not_forwarded("Drain", _ASK_THE_ENGINE)
 
     async def Undrain(self, request: wire.UndrainRequest, context: Any) -> wire.UndrainResponse:
-        _not_forwarded("Undrain", "restart the engine")
+        _not_forwarded("Undrain", _ASK_THE_ENGINE)
 
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: Any
     ) -> wire.ResetPrefixCacheResponse:
-        _not_forwarded("ResetPrefixCache", "send another cache_salt with requests that must not share blocks")
+        _not_forwarded("ResetPrefixCache", _ASK_THE_ENGINE)
 
     async def Pause(self, request: wire.PauseRequest, context: Any) -> wire.PauseResponse:
         _not_forwarded("Pause", "hold requests back at the gateways")
@@ -59,19 +54,15 @@ class AdminServicer(wire.AdminServiceServicer):
 
     async def SetLogLevel(self, request: wire.SetLogLevelRequest, context: Any) -> wire.SetLogLevelResponse:
         """Sets the head's level at once; each selected rank answers that it has to be asked itself."""
-        level = _LEVELS.get(request.level)
-        if level is None:
-            raise invalid("level", f"{request.level} is no log level; send one of DEBUG, INFO, WARNING, ERROR")
         size = self._control.rules.data_parallel_size
         for rank in request.selector.ranks:
             if rank >= size:
-                raise invalid("selector.ranks", f"{rank} does not exist; the deployment has ranks 0 to {size - 1}")
-        logging.getLogger().setLevel(level)
-        _log.log(level, "log level is %s from now on", logging.getLevelName(level))
+                raise invalid_field(
+                    "selector.ranks", f"{rank} does not exist; the deployment has ranks 0 to {size - 1}"
+                )
+        _log.warning("log level is %s from now on", set_log_level(request.level))
         code = grpc.StatusCode.UNIMPLEMENTED.value[0]
-        message = (
-            "the head's level is set; the head does not forward to engines yet: restart the engine with --log-level"
-        )
+        message = f"the head's level is set; the head does not forward to engines yet: {_ASK_THE_ENGINE}"
         ranks = sorted(set(request.selector.ranks)) or range(size)
         results = [wire.RankResult(rank=rank, code=code, message=message) for rank in ranks]
         return wire.SetLogLevelResponse(results=results)

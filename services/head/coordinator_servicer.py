@@ -12,8 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
-from services.head.errors import invalid
-from services.rpc.errors import RpcError
+from services.rpc.errors import RpcError, invalid_field
 
 DEFAULT_MIN_INTERVAL_S = 0.1
 LEAST_MIN_INTERVAL_S = 0.01
@@ -41,10 +40,10 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         size = self._control.rules.data_parallel_size
         async for report in request_iterator:
             if report.rank >= size:
-                raise invalid("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
+                raise invalid_field("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
             if not report.HasField("stats"):
                 # Taken for zeros, it would make the rank look idle and draw all traffic to it.
-                raise invalid("stats", "is absent; a report without numbers says nothing")
+                raise invalid_field("stats", "is absent; a report without numbers says nothing")
             num_accepted += self._control.report_load(stream, report)
         return wire.ReportLoadResponse(accepted_reports=num_accepted)
 
@@ -88,13 +87,13 @@ def parse_intervals(request: wire.WatchLoadRequest) -> WatchIntervals:
     if request.HasField("min_interval"):
         min_s = request.min_interval.ToNanoseconds() / 1e9
         if not LEAST_MIN_INTERVAL_S <= min_s <= MOST_INTERVAL_S:
-            raise invalid(
+            raise invalid_field(
                 "min_interval", f"{min_s:g} s is not between {LEAST_MIN_INTERVAL_S} s and {MOST_INTERVAL_S:g} s"
             )
     if request.HasField("heartbeat_interval"):
         heartbeat_s = request.heartbeat_interval.ToNanoseconds() / 1e9
         if not min_s <= heartbeat_s <= MOST_INTERVAL_S:
-            raise invalid(
+            raise invalid_field(
                 "heartbeat_interval",
                 f"{heartbeat_s:g} s is not between min_interval ({min_s:g} s) and {MOST_INTERVAL_S:g} s",
             )

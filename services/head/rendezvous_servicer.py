@@ -11,9 +11,9 @@ from muster import v1 as wire
 
 from services.head import convert
 from services.head.control_plane import ControlPlane
-from services.head.errors import invalid
 from services.head.outbox import Outbox
 from services.head.session import Session
+from services.rpc.errors import invalid_field
 
 
 class RendezvousServicer(wire.RendezvousServiceServicer):
@@ -67,7 +67,7 @@ class RendezvousServicer(wire.RendezvousServiceServicer):
             return
         gateway = request.watcher.gateway
         if not gateway.name:
-            raise invalid("watcher.gateway.name", "is empty; give the gateway a name, for example host:port")
+            raise invalid_field("watcher.gateway.name", "is empty; give the gateway a name, for example host:port")
         number = self._control.add_gateway(gateway)
         try:
             yield
