@@ -67,7 +67,7 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """The load of all ranks that ever reported; `sequence` compares only within one `head_incarnation`."""
+    """The load of the live ranks that have reported; `sequence` compares only within one `head_incarnation`."""
 
     sequence: int
     head_incarnation: int
