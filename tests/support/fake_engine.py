@@ -77,6 +77,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
     num_attached: int = 0
+    num_dialled: int = 0  # Attach streams that began, since the start
 
     def __post_init__(self) -> None:
         self._live: list[_Live] = []
@@ -246,6 +247,7 @@ class _Servicer(wire.EngineServiceServicer):
         )
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         engine.num_attached += 1
+        engine.num_dialled += 1
         try:
             while (outputs := await outbox.get()) is not None:
                 yield wire.AttachResponse(outputs=outputs)
