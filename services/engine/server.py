@@ -108,7 +108,6 @@ class EngineProcess:
             await self._server.stop(0)
             return EXIT_FAILED
         await self._server.start()
-        self._server.set_serving("", True)
         self._server.set_serving(ADMIN_SERVICE, True)
         membership = self._spawn(self._register(), "membership")
         others = [
@@ -204,11 +203,15 @@ class EngineProcess:
         _log.info("loaded %s in %.1f s", facts.architecture, time.monotonic() - started)
 
     async def _announce_serving(self) -> None:
-        """Health says SERVING while requests are admitted: from the head's acceptance on, except in a drain."""
+        """Health says SERVING while requests are admitted: from the head's acceptance on, except in a drain.
+
+        The process as a whole, "", is as ready as its EngineService, as it is with gateways.
+        """
         while True:
             snapshot = self._state.now
             serving = snapshot.accepted and not snapshot.draining and not snapshot.stop_reason
-            self._server.set_serving(ENGINE_SERVICE, serving)
+            for name in ("", ENGINE_SERVICE):
+                self._server.set_serving(name, serving)
             await self._state.newer_than(self._state.version)
 
     async def _obey_signals(self, stop: asyncio.Event) -> None:
