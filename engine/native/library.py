@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_uint8, c_uint16, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class Norm(IntEnum):
 class Shape(ctypes.Structure):
     """The model's sizes; `window` 0 means that a token sees all before it."""
 
-    _fields_: Sequence[tuple[str, type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[float]]]] = (  # type: ignore[assignment]
+    _fields_ = (
         ("vocab_size", c_int32),
         ("hidden_size", c_int32),
         ("intermediate_size", c_int32),
@@ -83,7 +82,6 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "muster_attend": (None, [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p]),
     "muster_linear": (None, [c_void_p, c_int, c_int, c_void_p, c_int, c_void_p]),
 }
-_ = (c_uint8, c_uint16)
 
 
 def load_library(path: Path) -> ctypes.CDLL:

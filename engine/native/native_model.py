@@ -168,9 +168,7 @@ class NativeModel:
                 weights.read(f"{name}.bias").float().contiguous().numpy() if bias else None,
             )
 
-    def _add_matrix(
-        self, slot: Slot, layer: int, matrix: StoredMatrix, bias: npt.NDArray[np.float32] | None
-    ) -> None:
+    def _add_matrix(self, slot: Slot, layer: int, matrix: StoredMatrix, bias: npt.NDArray[np.float32] | None) -> None:
         num_rows, num_cols = matrix.shape
         order = None if matrix.row_order is None else np.ascontiguousarray(matrix.row_order, dtype=np.int32)
         result = self._library.muster_model_add_matrix(
@@ -218,7 +216,9 @@ def why_not(config: ModelConfig) -> str | None:
     if config.head_dim % 16:
         return f"head_dim {config.head_dim} is no multiple of 16"
     if config.num_heads // config.num_kv_heads > _MAX_GROUP:
-        return f"{config.num_heads} query heads share {config.num_kv_heads} key/value heads, more than {_MAX_GROUP} each"
+        return (
+            f"{config.num_heads} query heads share {config.num_kv_heads} key/value heads, more than {_MAX_GROUP} each"
+        )
     return None
 
 
