@@ -74,7 +74,11 @@ MUSTER_INLINE void sum_values(const Cache& cache, const Context& context, const 
     const int in_block = cache.block_size - t % cache.block_size;
     const int stop = t + in_block < last ? t + in_block : last;
     const uint16_t* value = values + token_offset(cache, context, t);
+    // Pages lie anywhere, so the processor cannot guess the next one.
+    const uint16_t* next = stop < last ? values + token_offset(cache, context, stop) : value;
     for (; t < stop; ++t, value += step, weights += kLanes) {
+      for (int v = 0; v < V; v += 2) _mm_prefetch(reinterpret_cast<const char*>(next + v * 16), _MM_HINT_T0);
+      next += step;
       for (int v = 0; v < V; ++v) {
         const Floats part = load_halves(value + v * 16);
         for (int h = 0; h < H; ++h) total[h][v] += part * weights[h];

@@ -35,6 +35,11 @@ MUSTER_INLINE void pack_queries(const float* const (&lanes)[kLanes], int dim, ui
   }
 }
 
+// Pages lie anywhere, so the processor cannot guess the next one.
+MUSTER_INLINE void prefetch(const uint16_t* memory, long size) {
+  for (long i = 0; i < size; i += 64) _mm_prefetch(reinterpret_cast<const char*>(memory) + i, _MM_HINT_T0);
+}
+
 // Scores of tokens [first, last), both multiples of sixteen, for heads of several key/value heads at once: each
 // has its own lanes in its own operand, and the zeros elsewhere leave the others alone.
 MUSTER_INLINE void score_tiles(const Cache& cache, const Context& context, const uint16_t* queries, int first_kv_head,
@@ -44,6 +49,7 @@ MUSTER_INLINE void score_tiles(const Cache& cache, const Context& context, const
   for (int t = first; t < last; t += kTileTokens) {
     const uint16_t* keys = cache.keys + token_offset(cache, context, t);
     const uint16_t* operand = queries;
+    if (t + kTileTokens < last) prefetch(cache.keys + token_offset(cache, context, t + kTileTokens), kTileTokens * step);
     _tile_zero(0);
     for (int kv = 0; kv < num_kv_heads; ++kv) {
       for (int d = 0; d < dim; d += kChunk, operand += kChunk * kLanes) {

@@ -39,19 +39,24 @@ struct Matrix {
 // How the rows of a product's left side have to be prepared.
 enum class Format : int32_t { kFloat = 1, kInt8 = 2, kBfloat16 = 4 };
 
-// The left side of a product: M rows of K inputs in the formats that its right sides need.
+// The left side of a product: M rows of K inputs in the formats that its right sides need. Blocks of 32 inputs lie in
+// tile order, [M/16][K/32][16 rows], so that sixteen rows of a block follow each other: see `block_index`.
 struct Activations {
   int32_t rows;
   int32_t cols;        // K
   int32_t num_blocks;  // ceil(K / 32)
   int32_t formats;     // bits of Format that are filled
   float* values;       // [M][32 * num_blocks], zero behind K
-  int8_t* codes;       // [M][32 * num_blocks], zero behind K
-  float* scales;       // [M][num_blocks]
-  float* sums;         // [M][num_blocks] scale * sum of codes
-  int32_t* code_sums;  // [M][num_blocks]
-  uint16_t* halves;    // [M][32 * num_blocks] bfloat16, zero behind K
+  int8_t* codes;       // [blocks][32], zero behind K
+  float* scales;       // [blocks]
+  float* sums;         // [blocks] scale * sum of codes
+  int32_t* code_sums;  // [blocks]
+  uint16_t* halves;    // [blocks][32] bfloat16, zero behind K
 };
+
+static inline size_t block_index(const Activations& x, size_t row, size_t block) {
+  return (row / 16 * x.num_blocks + block) * 16 + row % 16;
+}
 
 // Memory of one thread; grows, never shrinks.
 struct Scratch {

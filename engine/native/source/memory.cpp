@@ -38,9 +38,11 @@ void* reserve(Scratch* scratch, size_t bytes) {
   if (bytes > scratch->size) {
     std::free(scratch->data);
     scratch->size = 0;
-    const size_t size = (bytes + bytes / 2 + 4095) / 4096 * 4096;
-    scratch->data = static_cast<uint8_t*>(std::aligned_alloc(4096, size));
-    if (scratch->data == nullptr) std::abort();  // a few hundred kilobytes: nothing else would work either
+    const size_t page = bytes >= kHugePage / 2 ? kHugePage : 4096;
+    const size_t size = (bytes + bytes / 2 + page - 1) / page * page;
+    scratch->data = static_cast<uint8_t*>(std::aligned_alloc(page, size));
+    if (scratch->data == nullptr) std::abort();  // activations of one step: nothing else would work either
+    if (page == kHugePage) madvise(scratch->data, size, MADV_HUGEPAGE);
     scratch->size = size;
   }
   return scratch->data;

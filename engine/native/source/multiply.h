@@ -124,9 +124,10 @@ void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* 
     for (size_t b = 0; b < num_blocks; ++b) {
       const int8_t* inputs[M];
       int32_t code_sums[M];
+      const size_t index = block_index(x, row, b);  // M divides 16 or ends the rows: the others follow
       for (int m = 0; m < M; ++m) {
-        inputs[m] = x.codes + ((row + m) * num_blocks + b) * kBlock;
-        code_sums[m] = x.code_sums[(row + m) * num_blocks + b];
+        inputs[m] = x.codes + (index + m) * kBlock;
+        code_sums[m] = x.code_sums[index + m];
       }
       Ints sums[M];
       if constexpr (kFour)
@@ -135,12 +136,12 @@ void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* 
         dot_eight_bits<M>(codes + b * 512, inputs, code_sums, sums);
       const Floats scale = load_float16(base + b * 32);
       for (int m = 0; m < M; ++m) {
-        const Floats both = scale * x.scales[(row + m) * num_blocks + b];
+        const Floats both = scale * x.scales[index + m];
         total[m] += __builtin_convertvector(sums[m], Floats) * both;
       }
       if constexpr (kFour) {
         const Floats minimum = load_float16(base + matrix.minima_offset + b * 32);
-        for (int m = 0; m < M; ++m) total[m] += minimum * x.sums[(row + m) * num_blocks + b];
+        for (int m = 0; m < M; ++m) total[m] += minimum * x.sums[index + m];
       }
     }
     for (int m = 0; m < M; ++m) put(matrix, panel, out + (row + m) * stride, accumulate, total[m]);

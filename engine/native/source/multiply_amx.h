@@ -6,8 +6,8 @@
 namespace muster {
 namespace {
 
-// From this many rows on, dequantising a panel once and multiplying bfloat16 tiles beats scaling each block's sums.
-constexpr int kHalvesFrom = 64;
+// From this many rows on, dequantising a panel once costs less than scaling every block's sums.
+constexpr int kHalvesFrom = 32;
 constexpr int kTilesFrom = 3;
 
 struct alignas(64) TileShape {
@@ -35,15 +35,15 @@ MUSTER_INLINE void unpack_panel(const uint8_t* codes, int num_blocks, uint8_t* o
 // Adds one block's scaled integer sums to the running totals of R rows.
 template <int R, bool kFour>
 MUSTER_INLINE void add_block(const int32_t* sums, const uint8_t* base, size_t minima_offset, const float* scales,
-                             const float* input_sums, size_t num_blocks, size_t b, Floats (&total)[R]) {
+                             const float* input_sums, size_t b, Floats (&total)[R]) {
   const Floats scale = load_float16(base + b * 32);
   Floats minimum{};
   if constexpr (kFour) minimum = load_float16(base + minima_offset + b * 32);
 #pragma GCC unroll 16
   for (int m = 0; m < R; ++m) {
     const Ints row = reinterpret_cast<Ints>(_mm512_load_si512(sums + m * 16));
-    total[m] += __builtin_convertvector(row, Floats) * (scale * scales[m * num_blocks + b]);
-    if constexpr (kFour) total[m] += minimum * input_sums[m * num_blocks + b];
+    total[m] += __builtin_convertvector(row, Floats) * (scale * scales[b * 16 + m]);
+    if constexpr (kFour) total[m] += minimum * input_sums[b * 16 + m];
   }
 }
 
@@ -53,35 +53,36 @@ void tile_codes(const Matrix& matrix, const Activations& x, int row, int panel, 
                 size_t stride, bool accumulate) {
   const size_t num_blocks = matrix.num_blocks;
   const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
-  const int8_t* inputs = x.codes + row * num_blocks * kBlock;
-  const float* scales = x.scales + row * num_blocks;
-  const float* input_sums = x.sums + row * num_blocks;
-  alignas(64) int32_t sums[2][R * 16];
+  const size_t index = block_index(x, row, 0);
+  const int8_t* inputs = x.codes + index * kBlock;
+  const float* scales = x.scales + index;
+  const float* input_sums = x.sums + index;
+  // The sums of one pair of blocks are scaled while the tile unit works on the next pair.
+  alignas(64) int32_t sums[2][2][16 * 16];
   Floats total[R];
+#pragma GCC unroll 16
   for (int m = 0; m < R; ++m) total[m] = Floats{};
-  const long input_stride = static_cast<long>(num_blocks * kBlock);
-  size_t b = 0;
-  for (; b + 2 <= num_blocks; b += 2) {
-    _tile_zero(0);
-    _tile_loadd(2, inputs + b * kBlock, input_stride);
-    _tile_loadd(4, codes + b * 512, 64);
-    _tile_dpbssd(0, 2, 4);
-    _tile_zero(1);
-    _tile_loadd(3, inputs + (b + 1) * kBlock, input_stride);
-    _tile_loadd(5, codes + (b + 1) * 512, 64);
-    _tile_dpbssd(1, 3, 5);
-    _tile_stored(0, sums[0], 64);
-    add_block<R, kFour>(sums[0], base, matrix.minima_offset, scales, input_sums, num_blocks, b, total);
-    _tile_stored(1, sums[1], 64);
-    add_block<R, kFour>(sums[1], base, matrix.minima_offset, scales, input_sums, num_blocks, b + 1, total);
-  }
-  if (b < num_blocks) {
-    _tile_zero(0);
-    _tile_loadd(2, inputs + b * kBlock, input_stride);
-    _tile_loadd(4, codes + b * 512, 64);
-    _tile_dpbssd(0, 2, 4);
-    _tile_stored(0, sums[0], 64);
-    add_block<R, kFour>(sums[0], base, matrix.minima_offset, scales, input_sums, num_blocks, b, total);
+  const size_t num_pairs = (num_blocks + 1) / 2;
+  for (size_t pair = 0; pair < num_pairs + 1; ++pair) {
+    const size_t b = pair * 2;
+    if (b < num_blocks) {
+      _tile_zero(0);
+      _tile_loadd(2, inputs + b * 16 * kBlock, kBlock);
+      _tile_loadd(4, codes + b * 512, 64);
+      _tile_dpbssd(0, 2, 4);
+      if (b + 1 < num_blocks) {
+        _tile_zero(1);
+        _tile_loadd(3, inputs + (b + 1) * 16 * kBlock, kBlock);
+        _tile_loadd(5, codes + (b + 1) * 512, 64);
+        _tile_dpbssd(1, 3, 5);
+        _tile_stored(1, sums[pair % 2][1], 64);
+      }
+      _tile_stored(0, sums[pair % 2][0], 64);
+    }
+    if (pair == 0) continue;
+    const auto& done = sums[(pair - 1) % 2];
+    add_block<R, kFour>(done[0], base, matrix.minima_offset, scales, input_sums, b - 2, total);
+    if (b - 1 < num_blocks) add_block<R, kFour>(done[1], base, matrix.minima_offset, scales, input_sums, b - 1, total);
   }
   const int valid = x.rows - row < R ? x.rows - row : R;
 #pragma GCC unroll 16
@@ -139,7 +140,7 @@ MUSTER_INLINE __m512i pair_up(Floats first, Floats second) {
 
 // A panel's weights as bfloat16 pairs, in the order of the bfloat16 format.
 template <bool kFour>
-MUSTER_INLINE void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
+void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
   const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
   const uint8_t* codes = base + matrix.codes_offset;
   const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -175,78 +176,118 @@ MUSTER_INLINE void dequantise_panel(const Matrix& matrix, int panel, uint8_t* ou
   }
 }
 
-MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* tile, int row, int num_rows, float* out,
-                            size_t stride, bool accumulate) {
-  if (panel >= matrix.num_panels) return;
-  for (int m = 0; m < num_rows; ++m)
-    put(matrix, panel, out + (row + m) * stride, accumulate, load(tile + m * 16));
+// Where a tile of 16 rows and 16 outputs goes.
+struct Target {
+  float* out;
+  int num_rows;
+  bool direct;  // the tile unit itself can read and write it
+};
+
+MUSTER_INLINE Target target_of(const Matrix& matrix, int panel, int row, int num_rows, float* out, size_t stride) {
+  const int left = num_rows - row < 16 ? num_rows - row : 16;
+  const bool whole = left == 16 && matrix.rows - panel * kPanel >= kPanel;
+  return {out + row * stride, left, whole && matrix.bias == nullptr};
 }
 
-// 32 rows by two panels per turn: four accumulating tiles, four loads.
+// Sums that do not fill a tile, or get a bias, take the way round.
+MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, const Target& target, size_t stride,
+                            bool accumulate) {
+  for (int m = 0; m < target.num_rows; ++m)
+    put(matrix, panel, target.out + m * stride, accumulate, load(sums + m * 16));
+}
+
+#define MUSTER_BEGIN_TILE(tile, panel, target)                                    \
+  if ((target).direct && accumulate)                                              \
+    _tile_loadd(tile, (target).out + (panel) * kPanel, static_cast<long>(stride * 4)); \
+  else                                                                            \
+    _tile_zero(tile);
+#define MUSTER_END_TILE(tile, panel, target)                                       \
+  if ((target).direct) {                                                           \
+    _tile_stored(tile, (target).out + (panel) * kPanel, static_cast<long>(stride * 4)); \
+  } else {                                                                         \
+    _tile_stored(tile, sums, 64);                                                  \
+    put_tile(matrix, panel, sums, target, stride, accumulate);                     \
+  }
+
+// All rows by one or two panels, 32 rows a turn: up to four accumulating tiles, four loads.
+template <bool kTwo>
+MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, const uint8_t* first,
+                                   const uint8_t* second, int panel, float* out, size_t stride, bool accumulate) {
+  alignas(64) float sums[16 * 16];
+  const int num_blocks = matrix.num_blocks;
+  for (int row = 0; row < x.rows; row += 32) {
+    const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
+    const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;
+    const bool both = x.rows - row > 16;
+    const Target t0 = target_of(matrix, panel, row, x.rows, out, stride);
+    const Target t1 = target_of(matrix, panel + 1, row, x.rows, out, stride);
+    const Target t2 = target_of(matrix, panel, row + 16, x.rows, out, stride);
+    const Target t3 = target_of(matrix, panel + 1, row + 16, x.rows, out, stride);
+    MUSTER_BEGIN_TILE(0, panel, t0)
+    if (kTwo) MUSTER_BEGIN_TILE(1, panel + 1, t1)
+    if (both) {
+      MUSTER_BEGIN_TILE(2, panel, t2)
+      if (kTwo) MUSTER_BEGIN_TILE(3, panel + 1, t3)
+      for (int b = 0; b < num_blocks; ++b) {
+        _tile_loadd(4, upper + b * 16 * kBlock, 64);
+        _tile_loadd(6, first + b * 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, lower + b * 16 * kBlock, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        if (kTwo) {
+          _tile_loadd(7, second + b * 1024, 64);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+    } else {
+      for (int b = 0; b < num_blocks; ++b) {
+        _tile_loadd(4, upper + b * 16 * kBlock, 64);
+        _tile_loadd(6, first + b * 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (kTwo) {
+          _tile_loadd(7, second + b * 1024, 64);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+      }
+    }
+    MUSTER_END_TILE(0, panel, t0)
+    if (kTwo) MUSTER_END_TILE(1, panel + 1, t1)
+    if (both) {
+      MUSTER_END_TILE(2, panel, t2)
+      if (kTwo) MUSTER_END_TILE(3, panel + 1, t3)
+    }
+  }
+}
+
+#undef MUSTER_BEGIN_TILE
+#undef MUSTER_END_TILE
+
+// The panel's weights as bfloat16 pairs: as they are stored, or unpacked into `room`.
+MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t* room) {
+  if (matrix.codes == Codes::kBfloat16) return matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
+  if (matrix.codes == Codes::kFourBits)
+    dequantise_panel<true>(matrix, panel, room);
+  else
+    dequantise_panel<false>(matrix, panel, room);
+  return room;
+}
+
 void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                  int end, Scratch* scratch) {
   const size_t panel_size = static_cast<size_t>(matrix.num_blocks) * 1024;
-  auto* unpacked = static_cast<uint8_t*>(reserve(scratch, 2 * panel_size));
+  auto* room = static_cast<uint8_t*>(reserve(scratch, 2 * panel_size));
   TileShape shape;
   for (int tile = 0; tile < 8; ++tile) shape.set(tile, 16, 64);
   _tile_loadconfig(&shape);
-  alignas(64) float sums[16 * 16];
-  const long x_stride = static_cast<long>(matrix.num_blocks) * kBlock * 2;
-  for (int panel = begin; panel < end; panel += 2) {
-    const bool two = panel + 1 < end;
-    const uint8_t* weights[2];
-    for (int i = 0; i < 2; ++i) {
-      const int which = i == 1 && two ? panel + 1 : panel;
-      if (matrix.codes == Codes::kBfloat16) {
-        weights[i] = matrix.data + which * matrix.panel_bytes + matrix.codes_offset;
-        continue;
-      }
-      weights[i] = unpacked + (which - panel) * panel_size;
-      if (i == 1 && !two) continue;
-      if (matrix.codes == Codes::kFourBits)
-        dequantise_panel<true>(matrix, which, unpacked + i * panel_size);
-      else
-        dequantise_panel<false>(matrix, which, unpacked + i * panel_size);
-    }
-    for (int row = 0; row < x.rows; row += 32) {
-      const uint16_t* upper = x.halves + static_cast<size_t>(row) * matrix.num_blocks * kBlock;
-      const uint16_t* lower = upper + static_cast<size_t>(16) * matrix.num_blocks * kBlock;
-      const bool both = x.rows - row > 16;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int b = 0; b < matrix.num_blocks; ++b) {
-        _tile_loadd(4, upper + b * kBlock, x_stride);
-        _tile_loadd(6, weights[0] + b * 1024, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if (two) {
-          _tile_loadd(7, weights[1] + b * 1024, 64);
-          _tile_dpbf16ps(1, 4, 7);
-        }
-        if (both) {
-          _tile_loadd(5, lower + b * kBlock, x_stride);
-          _tile_dpbf16ps(2, 5, 6);
-          if (two) _tile_dpbf16ps(3, 5, 7);
-        }
-      }
-      const int num_upper = x.rows - row < 16 ? x.rows - row : 16;
-      const int num_lower = x.rows - row - 16 < 16 ? x.rows - row - 16 : 16;
-      _tile_stored(0, sums, 64);
-      put_tile(matrix, panel, sums, row, num_upper, out, stride, accumulate);
-      if (two) {
-        _tile_stored(1, sums, 64);
-        put_tile(matrix, panel + 1, sums, row, num_upper, out, stride, accumulate);
-      }
-      if (!both) continue;
-      _tile_stored(2, sums, 64);
-      put_tile(matrix, panel, sums, row + 16, num_lower, out, stride, accumulate);
-      if (two) {
-        _tile_stored(3, sums, 64);
-        put_tile(matrix, panel + 1, sums, row + 16, num_lower, out, stride, accumulate);
-      }
-    }
+  int panel = begin;
+  for (; panel + 1 < end; panel += 2) {
+    const uint8_t* first = halves_of(matrix, panel, room);
+    const uint8_t* second = halves_of(matrix, panel + 1, room + panel_size);
+    tile_panel_pair<true>(matrix, x, first, second, panel, out, stride, accumulate);
   }
+  if (panel < end)
+    tile_panel_pair<false>(matrix, x, halves_of(matrix, panel, room), nullptr, panel, out, stride, accumulate);
   _tile_release();
 }
 

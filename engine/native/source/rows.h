@@ -82,18 +82,18 @@ MUSTER_INLINE void quantise_block(const float* values, const Activations& x, siz
 
 void prepare(const float* values, int row, const Activations& x) {
   const int num_blocks = x.num_blocks, whole = x.cols / kBlock;
-  const size_t first = static_cast<size_t>(row) * num_blocks;
   float tail[kBlock] = {};
   if (whole < num_blocks) std::memcpy(tail, values + whole * kBlock, (x.cols - whole * kBlock) * sizeof(float));
   for (int b = 0; b < num_blocks; ++b) {
     const float* block = b < whole ? values + b * kBlock : tail;
-    if (x.formats & static_cast<int>(Format::kInt8)) quantise_block(block, x, first + b);
+    const size_t index = block_index(x, row, b);
+    if (x.formats & static_cast<int>(Format::kInt8)) quantise_block(block, x, index);
     if (x.formats & static_cast<int>(Format::kBfloat16)) {
-      store_halves(x.halves + (first + b) * kBlock, load(block));
-      store_halves(x.halves + (first + b) * kBlock + 16, load(block + 16));
+      store_halves(x.halves + index * kBlock, load(block));
+      store_halves(x.halves + index * kBlock + 16, load(block + 16));
     }
     if (x.formats & static_cast<int>(Format::kFloat)) {
-      std::memcpy(x.values + (first + b) * kBlock, block, kBlock * sizeof(float));
+      std::memcpy(x.values + (static_cast<size_t>(row) * num_blocks + b) * kBlock, block, kBlock * sizeof(float));
     }
   }
 }
