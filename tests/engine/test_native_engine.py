@@ -101,7 +101,7 @@ def test_an_unknown_instruction_set_is_named(tiny_directory: Path, monkeypatch: 
 
 @pytest.mark.parametrize("changes", [{"kernels": "fast"}, {"kernels": "native", "dtype": "float32"}])
 def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="^kernels: "):
+    with pytest.raises(ValueError, match=r"^kernels: "):
         EngineConfig(tmp_path, **changes)
 
 
