@@ -52,10 +52,10 @@ async def test_a_drain_is_done_when_the_engine_is_empty() -> None:
         assert await result_of(call) == wire.RankResult(rank=1, message="drained")
         assert head.control.roster.ranks[1].reason == "drained"
 
-        call = head.admin.Undrain(wire.UndrainRequest(selector=only(1)))
+        undrain = head.admin.Undrain(wire.UndrainRequest(selector=only(1)))
         await command(engine, "undrain")
         await engine.send(heartbeat=wire.Heartbeat())
-        assert await result_of(call) == wire.RankResult(rank=1, message="takes requests")
+        assert await result_of(undrain) == wire.RankResult(rank=1, message="takes requests")
         assert await result_of(head.admin.Undrain(wire.UndrainRequest(selector=only(1)))) == wire.RankResult(
             rank=1, message="takes requests; it was not draining"
         )
