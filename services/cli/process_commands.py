@@ -138,6 +138,7 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
 
     options = GatewayOptions(
         head_target=values["head_target"],
+        ranks=values["ranks"] or (),
         name=values["name"],
         host=values["host"],
         http_port=values["port"],

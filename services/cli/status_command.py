@@ -47,14 +47,18 @@ def status_lines(deployment: wire.GetDeploymentResponse, *, now: float) -> list[
         *_table(_rank_rows(deployment, now)),
     ]
     if roster.gateways:
-        rows = [("GATEWAY", "HOST", "PID", "HTTP", "GRPC")]
-        rows += [(g.name, g.host, str(g.pid), g.http_url, g.grpc_target) for g in roster.gateways]
+        rows = [("GATEWAY", "HOST", "PID", "HTTP", "GRPC", "RANKS")]
+        rows += [(g.name, g.host, str(g.pid), g.http_url, g.grpc_target, _scope(g)) for g in roster.gateways]
         lines += ["", *_table(rows)]
     else:
         lines += ["", "no gateway"]
     if deployment.HasField("ready_deadline"):
         lines += ["", f"{deployment.ready_deadline.seconds} s left for the missing ranks"]
     return lines
+
+
+def _scope(gateway: wire.GatewayEntry) -> str:
+    return ",".join(map(str, gateway.ranks)) or "all"
 
 
 def _model_lines(roster: wire.Roster) -> list[str]:

@@ -87,10 +87,10 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
         arguments += ["--rank", str(rank)]
     if options.headless:
         arguments += ["--headless"]
-        if options.engine_advertise_host:
-            arguments += ["--advertise-host", options.engine_advertise_host]
-    else:
+    if options.runs_head:
         arguments += ["--local"]
+    elif options.engine_advertise_host:
+        arguments += ["--advertise-host", options.engine_advertise_host]
     arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
     arguments += ["--served-model-name", *places.served_model_names]
     arguments += ["--dtype", options.dtype, "--device", options.device, "--load-format", options.load_format]
@@ -115,6 +115,8 @@ def plan_gateways(options: ServeOptions, places: Places) -> list[ChildSpec]:
 
 def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpec:
     arguments = ["gateway", "--head-target", head_target(options, places)]
+    ranks = options.gateway_ranks
+    arguments += ["--ranks", f"{ranks[0]}-{ranks[-1]}"] if ranks else []
     arguments += ["--host", options.host, "--port", str(options.port)]
     arguments += ["--http-fd", *map(str, places.http_fds)]
     arguments += ["--grpc-port", str(places.grpc_port), "--reuse-port"]
@@ -140,7 +142,7 @@ def restarted_gateway(spec: ChildSpec) -> ChildSpec:
 
 def head_target(options: ServeOptions, places: Places) -> str:
     """Where this node's engines and gateways dial the head."""
-    if options.headless:
+    if not options.runs_head:
         return join_host_port(options.head_address, options.data_parallel_rpc_port)
     return f"unix:{places.head_socket}"
 
