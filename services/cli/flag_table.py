@@ -144,6 +144,10 @@ HEARTBEAT_INTERVAL = Flag("--heartbeat-interval", OPERATION, "How often engines 
                           values.positive_seconds, 2.0, metavar="SECONDS", unit="seconds")  # fmt: skip
 HEARTBEAT_TIMEOUT = Flag("--heartbeat-timeout", OPERATION, "Silence after which a rank counts as lost.",
                          values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEAD_TIMEOUT = Flag(
+    "--head-timeout", OPERATION, "Time without a head after which engines end instead of serving on; 0 is never.",
+    values.seconds, metavar="SECONDS", shown_default="5m on a --headless node, never elsewhere",
+)  # fmt: skip
 RUNTIME_DIR = Flag(
     "--runtime-dir", OPERATION, "Where a private directory for sockets is made.", values.path, metavar="DIRECTORY",
     shown_default="$XDG_RUNTIME_DIR, else the temporary directory",
@@ -194,7 +198,8 @@ SERVE = (
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS,
-    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, RUNTIME_DIR, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, RUNTIME_DIR, LOG_LEVEL,
+    LOG_FORMAT,
 )  # fmt: skip
 HEAD = (
     DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
@@ -205,7 +210,7 @@ ENGINE = (
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
-    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,

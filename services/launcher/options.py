@@ -59,6 +59,7 @@ class ServeOptions:
     ready_timeout: float
     heartbeat_interval: float
     heartbeat_timeout: float
+    head_timeout: float | None
     runtime_dir: Path | None
     log_level: str
     log_format: str

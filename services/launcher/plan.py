@@ -104,6 +104,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching"]
     arguments += ["--num-threads", str(places.num_threads)]
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
+    arguments += _given("--head-timeout", options.head_timeout)
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
     threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
     return ChildSpec(name, (*arguments, *_logging(options)), environment=threads)
