@@ -229,6 +229,8 @@ MAX_TOKENS = Flag("--max-tokens", MODEL, "Longest answer.", values.whole_number(
 STATUS_TIMEOUT = Flag("--timeout", CONNECTION, "Longest wait for the head's answer.", values.positive_seconds, 5.0,
                       metavar="SECONDS", unit="seconds")  # fmt: skip
 
+TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.positive_seconds, 1.0,
+                    metavar="SECONDS", unit="seconds")  # fmt: skip
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
                      values.seconds, metavar="SECONDS", shown_default="as long as they take",
                      short_variable="MUSTER_DRAIN_TIMEOUT")  # fmt: skip
@@ -237,7 +239,8 @@ RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank t
 
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
+TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT)
 UNDRAIN = (HEAD_TARGET,)
 RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *RESTART)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART)
