@@ -215,7 +215,7 @@ class ClusterView:
         return aiter(wire.RendezvousServiceStub(channel).WatchRoster(wire.WatchRosterRequest(watcher=watcher)))
 
     def _apply_roster(self, response: wire.WatchRosterResponse) -> None:
-        if not self._book.apply(to_roster(response.roster), self._clock()):
+        if not self._book.apply(to_roster(response.roster, self._scope), self._clock()):
             return
         if self._keep_timer is not None:
             self._keep_timer.cancel()

@@ -35,13 +35,18 @@ _TO_FINISH_REASONS = {
 }
 
 
-def to_roster(roster: wire.Roster) -> Roster:
+def to_roster(roster: wire.Roster, scope: frozenset[int] | None = None) -> Roster:
+    """Its gateways are those that share ranks of `scope` with this one; None means all ranks."""
     return Roster(
         sequence=roster.sequence,
         head_incarnation=roster.head_incarnation,
         ranks={entry.rank: _to_rank(entry) for entry in roster.ranks},
-        gateways=tuple(sorted(gateway.name for gateway in roster.gateways)),
+        gateways=tuple(sorted(gateway.name for gateway in roster.gateways if _shares(gateway, scope))),
     )
+
+
+def _shares(gateway: wire.GatewayEntry, scope: frozenset[int] | None) -> bool:
+    return scope is None or not gateway.ranks or not scope.isdisjoint(gateway.ranks)
 
 
 def _to_rank(entry: wire.RankEntry) -> Rank:

@@ -55,8 +55,20 @@ DATA_PARALLEL_SIZE_LOCAL = Flag(
     values.whole_number(0, 4096), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
 )  # fmt: skip
 DATA_PARALLEL_START_RANK = Flag(
-    "--data-parallel-start-rank", PARALLEL, "First rank of a --headless node.", values.whole_number(0), short="-dpr",
-    metavar="RANK", shown_default="the head gives out free ranks",
+    "--data-parallel-start-rank", PARALLEL, "First rank of a --headless or --data-parallel-hybrid-lb node.",
+    values.whole_number(0), short="-dpr", metavar="RANK", shown_default="the head gives out free ranks",
+)  # fmt: skip
+DATA_PARALLEL_RANK = Flag(
+    "--data-parallel-rank", PARALLEL, "The one rank that this node runs and its gateways serve.",
+    values.whole_number(0), short="-dpn", metavar="RANK",
+)  # fmt: skip
+DATA_PARALLEL_HYBRID_LB = Flag(
+    "--data-parallel-hybrid-lb", PARALLEL, "Each node's gateways serve that node's ranks; balance nodes outside.",
+    None, False, short="-dph",
+)  # fmt: skip
+DATA_PARALLEL_EXTERNAL_LB = Flag(
+    "--data-parallel-external-lb", PARALLEL, "One rank per node, served by its own gateway; balance ranks outside.",
+    None, False, short="-dpe",
 )  # fmt: skip
 DATA_PARALLEL_ADDRESS = Flag(
     "--data-parallel-address", PARALLEL, "Address of the head, as other nodes reach it.", values.text, short="-dpa",
@@ -75,8 +87,8 @@ HEADLESS = Flag("--headless", PARALLEL, "Run engines only; the head is on anothe
 DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Name that keeps engines of other deployments out.", values.text,
                      "default", metavar="NAME")  # fmt: skip
 ENGINE_HOST = Flag(
-    "--engine-host", PARALLEL, "Address the engines of a --headless node listen on.", values.text, metavar="ADDRESS",
-    shown_default="the one this node reaches the head by",
+    "--engine-host", PARALLEL, "Address the engines of a node without the head listen on.", values.text,
+    metavar="ADDRESS", shown_default="the one this node reaches the head by",
 )  # fmt: skip
 ENGINE_ADVERTISE_HOST = Flag(
     "--engine-advertise-host", PARALLEL, "Address gateways reach these engines by.", values.text, metavar="ADDRESS",
@@ -136,6 +148,10 @@ HEARTBEAT_INTERVAL = Flag("--heartbeat-interval", OPERATION, "How often engines 
                           values.positive_seconds, 2.0, metavar="SECONDS", unit="seconds")  # fmt: skip
 HEARTBEAT_TIMEOUT = Flag("--heartbeat-timeout", OPERATION, "Silence after which a rank counts as lost.",
                          values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEAD_TIMEOUT = Flag(
+    "--head-timeout", OPERATION, "Time without a head after which engines end instead of serving on; 0 is never.",
+    values.seconds, metavar="SECONDS", shown_default="5m on a --headless node, never elsewhere",
+)  # fmt: skip
 RUNTIME_DIR = Flag(
     "--runtime-dir", OPERATION, "Where a private directory for sockets is made.", values.path, metavar="DIRECTORY",
     shown_default="$XDG_RUNTIME_DIR, else the temporary directory",
@@ -174,16 +190,20 @@ REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launch
 WAIT_UNTIL_READY = Flag("--wait-until-ready", CONNECTION, "Take no connections before a rank serves.", None, False)
 GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
                     shown_default="host name and process id")  # fmt: skip
+GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends requests to, as in 0,2,4-7.",
+                     values.rank_list, metavar="RANKS", shown_default="all of them")  # fmt: skip
 
 SERVE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
-    DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_ADDRESS,
+    DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
+    DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS,
-    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, RUNTIME_DIR, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, RUNTIME_DIR, LOG_LEVEL,
+    LOG_FORMAT,
 )  # fmt: skip
 HEAD = (
     DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
@@ -194,11 +214,11 @@ ENGINE = (
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
-    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
-    HEAD_TARGET, GATEWAY_NAME, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
-    OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
+    HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
+    API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
@@ -213,6 +233,8 @@ MAX_TOKENS = Flag("--max-tokens", MODEL, "Longest answer.", values.whole_number(
 STATUS_TIMEOUT = Flag("--timeout", CONNECTION, "Longest wait for the head's answer.", values.positive_seconds, 5.0,
                       metavar="SECONDS", unit="seconds")  # fmt: skip
 
+TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.positive_seconds, 1.0,
+                    metavar="SECONDS", unit="seconds")  # fmt: skip
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
                      values.seconds, metavar="SECONDS", shown_default="as long as they take",
                      short_variable="MUSTER_DRAIN_TIMEOUT")  # fmt: skip
@@ -221,7 +243,8 @@ RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank t
 
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
+TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT)
 UNDRAIN = (HEAD_TARGET,)
 RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *RESTART)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART)

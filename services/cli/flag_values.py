@@ -121,9 +121,9 @@ def number(minimum: float, maximum: float) -> Callable[[str], float]:
     return parse
 
 
-def rank_list(text: str) -> list[int]:
+def rank_list(text: str) -> tuple[int, ...]:
     """ "0,2,4-7" in order, each once."""
     try:
-        return sorted({rank for part in text.split(",") for rank in ranks(part.strip())})
+        return tuple(sorted({rank for part in text.split(",") for rank in ranks(part.strip())}))
     except ValueError:
         raise ValueError("is no list of ranks; give for example 0,2,4-7") from None

@@ -50,6 +50,8 @@ def _add_clients(commands: Any) -> None:
     status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
                   "Show ranks, states and load of a running deployment.")  # fmt: skip
     status.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    _add(commands, "top", "top_command", flag_table.TOP, "[flags]",
+         "Watch ranks, load and tokens per second live; q leaves.")  # fmt: skip
     for name, flags, help_text in (
         ("drain", flag_table.DRAIN, "Let ranks finish their requests and give them no new ones."),
         ("undrain", flag_table.UNDRAIN, "Give drained ranks requests again."),

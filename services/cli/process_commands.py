@@ -14,6 +14,9 @@ from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
 from services.configuration import canonical_configuration
 
+# The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
+HEADLESS_HEAD_TIMEOUT_S = 300.0
+
 if TYPE_CHECKING:
     from services.engine.server import EngineOptions
 
@@ -128,7 +131,15 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         headless=values["headless"],
         configuration=configuration,
         shutdown_timeout_s=values["shutdown_timeout"],
+        head_timeout_s=_head_timeout_s(values),
     )
+
+
+def _head_timeout_s(values: Mapping[str, Any]) -> float | None:
+    given: float | None = values["head_timeout"]
+    if given is None and values["headless"]:
+        given = HEADLESS_HEAD_TIMEOUT_S
+    return given or None
 
 
 def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -139,6 +150,7 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
 
     options = GatewayOptions(
         head_target=values["head_target"],
+        ranks=values["ranks"] or (),
         name=values["name"],
         host=values["host"],
         http_port=values["port"],

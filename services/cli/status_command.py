@@ -24,7 +24,7 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
         try:
             deployment = stub.GetDeployment(wire.GetDeploymentRequest(), timeout=values["timeout"])
         except grpc.RpcError as error:
-            print(f"muster status: no head answered at {target} ({_reason(error)}).", file=sys.stderr)
+            print(f"muster status: no head answered at {target} ({reason(error)}).", file=sys.stderr)
             print("Is `muster serve` running? Another address: --head-target HOST:PORT", file=sys.stderr)
             return 1
     if namespace.json:
@@ -38,23 +38,27 @@ def status_lines(deployment: wire.GetDeploymentResponse, *, now: float) -> list[
     """`now` is seconds since the epoch."""
     roster = deployment.roster
     ready = sum(entry.state == wire.RANK_STATE_READY for entry in roster.ranks)
-    up = _duration(now - deployment.started_at.seconds)
+    up = duration(now - deployment.started_at.seconds)
     lines = [
         f"deployment {roster.deployment_id}: {ready} of {roster.data_parallel_size} ranks ready, "
         f"head up {up}, version {deployment.product_version}",
         *_model_lines(roster),
         "",
-        *_table(_rank_rows(deployment, now)),
+        *table(_rank_rows(deployment, now)),
     ]
     if roster.gateways:
-        rows = [("GATEWAY", "HOST", "PID", "HTTP", "GRPC")]
-        rows += [(g.name, g.host, str(g.pid), g.http_url, g.grpc_target) for g in roster.gateways]
-        lines += ["", *_table(rows)]
+        rows = [("GATEWAY", "HOST", "PID", "HTTP", "GRPC", "RANKS")]
+        rows += [(g.name, g.host, str(g.pid), g.http_url, g.grpc_target, _scope(g)) for g in roster.gateways]
+        lines += ["", *table(rows)]
     else:
         lines += ["", "no gateway"]
     if deployment.HasField("ready_deadline"):
         lines += ["", f"{deployment.ready_deadline.seconds} s left for the missing ranks"]
     return lines
+
+
+def _scope(gateway: wire.GatewayEntry) -> str:
+    return ",".join(map(str, gateway.ranks)) or "all"
 
 
 def _model_lines(roster: wire.Roster) -> list[str]:
@@ -74,7 +78,7 @@ def _rank_rows(deployment: wire.GetDeploymentResponse, now: float) -> list[tuple
     ]
     for entry in deployment.roster.ranks:
         load = loads.get(entry.rank)
-        since = _duration(now - entry.since.seconds) if entry.HasField("since") else "-"
+        since = duration(now - entry.since.seconds) if entry.HasField("since") else "-"
         host, pid = entry.host or "-", str(entry.pid or "-")
         rows.append((str(entry.rank), state_name(entry), since, host, pid, *_load_cells(load), entry.reason))
     return rows
@@ -99,12 +103,12 @@ def state_name(entry: wire.RankEntry) -> str:
     return f"{state}: {phase}{progress}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     whole = max(0, int(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -114,6 +118,6 @@ def _duration(seconds: float) -> str:
     return f"{hours // 24}d{hours % 24:02d}h" if hours >= 24 else f"{hours}h{whole % 3600 // 60:02d}m"
 
 
-def _reason(error: grpc.RpcError) -> str:
+def reason(error: grpc.RpcError) -> str:
     code = error.code() if isinstance(error, grpc.Call) else None
     return code.name.lower().replace("_", " ") if code is not None else str(error)

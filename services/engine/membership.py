@@ -46,6 +46,10 @@ class RejectedError(Exception):
         self.error = error
 
 
+class HeadGoneError(Exception):
+    """No head gave a lease for longer than the limit; the message is for the log."""
+
+
 class Commands(Protocol):
     """What the head may ask for. Called on the event loop; must not block."""
 
@@ -66,17 +70,20 @@ class Membership:
         state: EngineState,
         loop_idle_ms: Callable[[], int],
         commands: Commands,
+        head_timeout_s: float | None = None,
     ) -> None:
+        """`head_timeout_s` None goes on without a head for ever."""
         self._head_target = head_target
         self._hello = hello
         self._state = state
         self._loop_idle_ms = loop_idle_ms
         self._commands = commands
+        self._head_timeout_s = head_timeout_s
         self._lost_since: float | None = None
         self._complained_at = float("-inf")
 
     async def run(self) -> None:
-        """Returns after Goodbye; raises RejectedError."""
+        """Returns after Goodbye; raises RejectedError or HeadGoneError."""
         backoff = Backoff()
         while not self._state.now.leaving:
             lease = Lease()
@@ -95,6 +102,7 @@ class Membership:
                 return
             if lease.welcomed:
                 backoff.reset()
+            self._give_up_in_time()
             await self._pause(backoff.next_s())
 
     async def _session(self, lease: Lease) -> None:
@@ -179,6 +187,15 @@ class Membership:
                 self._head_target,
                 now - self._lost_since,
                 cause,
+            )
+
+    def _give_up_in_time(self) -> None:
+        if self._head_timeout_s is None or self._lost_since is None:
+            return
+        lost_s = time.monotonic() - self._lost_since
+        if lost_s >= self._head_timeout_s:
+            raise HeadGoneError(
+                f"no head at {self._head_target} for {lost_s:.0f} s (--head-timeout {self._head_timeout_s:g} s)"
             )
 
     async def _pause(self, seconds: float) -> None:

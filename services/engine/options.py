@@ -29,6 +29,7 @@ class EngineOptions:
     headless: bool = False
     configuration: Mapping[str, str] | None = None  # settings that must be equal on all ranks
     shutdown_timeout_s: float = 30.0
+    head_timeout_s: float | None = None  # without a head for so long the engine ends; None: never
 
 
 def tcp_target(host: str, port: int) -> str:

@@ -23,7 +23,7 @@ from services.engine.intake import Intake
 from services.engine.load_feed import LoadFeed
 from services.engine.load_reporter import LoadReporter
 from services.engine.loading import Loading, build_from_checkpoint, read_tokenizer
-from services.engine.membership import Membership, RejectedError
+from services.engine.membership import HeadGoneError, Membership, RejectedError
 from services.engine.options import EngineOptions, tcp_target
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
@@ -48,6 +48,7 @@ ADMIN_SERVICE = "muster.v1.AdminService"
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
+EXIT_HEAD_GONE = 4  # for longer than --head-timeout
 EXIT_RESTART = 75  # the head wants a new process of this rank
 
 # How long the parts of a stop may take once no request is live.
@@ -173,9 +174,12 @@ class EngineProcess:
             state=self._state,
             loop_idle_ms=self._loop_idle_ms,
             commands=self,
+            head_timeout_s=options.head_timeout_s,
         )
         try:
             await membership.run()
+        except HeadGoneError as gone:
+            self._end(EXIT_HEAD_GONE, str(gone), options.shutdown_timeout_s)
         except RejectedError as rejected:
             for violation in rejected.error.violations:
                 _log.error("rejected by the head: %s: %s", violation.field, violation.description)

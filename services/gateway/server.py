@@ -48,6 +48,7 @@ class GatewayOptions:
     """
 
     head_target: str
+    ranks: tuple[int, ...] = ()  # global ranks to send requests to; empty means all
     name: str | None = None  # unique in the deployment; None makes one of host and pid
     host: str = "127.0.0.1"
     http_port: int = 8000
@@ -110,6 +111,7 @@ class _Gateway:
             gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
             host_id=host_id(),
             dial=dial,
+            scope=options.ranks or None,
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
         guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
@@ -210,4 +212,5 @@ def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) ->
         pid=os.getpid(),
         http_url=f"http://{join_host_port(options.host, http_port)}",
         grpc_target=join_host_port(options.host, grpc_port),
+        ranks=options.ranks,
     )

@@ -50,22 +50,29 @@ class Holdings:
         options = self._options
         num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
-        if options.headless:
+        host = "127.0.0.1"
+        if not options.runs_head:
             host = options.engine_host or address_towards(options.head_address, options.data_parallel_rpc_port)
+        if options.headless:
             return Places(runtime_dir, self._model_path, self._names, num_threads, engine_host=host)
         self._http = listen_http(options.host, options.port)
         taking.callback(self._http.close)
         grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
         taking.callback(grpc_port.close)
-        head_host = options.data_parallel_bind_address or options.head_address
-        flags = "--data-parallel-bind-address" if options.data_parallel_bind_address else "--data-parallel-address"
-        check_free(head_host, options.data_parallel_rpc_port, flags=f"{flags}/--data-parallel-rpc-port")
+        if options.runs_head:
+            self._check_head_port_free()
         return Places(
             runtime_dir,
             self._model_path,
             self._names,
             num_threads,
-            engine_host="127.0.0.1",
+            engine_host=host,
             http_fds=self._http.fds,
             grpc_port=grpc_port.port,
         )
+
+    def _check_head_port_free(self) -> None:
+        options = self._options
+        head_host = options.data_parallel_bind_address or options.head_address
+        flags = "--data-parallel-bind-address" if options.data_parallel_bind_address else "--data-parallel-address"
+        check_free(head_host, options.data_parallel_rpc_port, flags=f"{flags}/--data-parallel-rpc-port")

@@ -13,6 +13,7 @@ from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Reason, Screen
 
 EXIT_REJECTED = 3
+EXIT_HEAD_GONE = 4
 EXIT_RESTART = 75
 
 
@@ -62,6 +63,9 @@ class KeptChild:
             if code == EXIT_RESTART:
                 self._screen.say(f"{spec.name} was told to restart")
                 continue
+            if code == EXIT_HEAD_GONE:
+                # Started again it would hold its memory for nobody; whoever started this node decides.
+                return Gone(spec.name, f"{spec.name} gave up: {reason}")
             if code == 0 and not self._restart_clean_exits:
                 self._screen.say(f"{spec.name} was told to stop and left")
                 return Gone(spec.name, None)

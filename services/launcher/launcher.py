@@ -64,7 +64,7 @@ class Launcher:
         self._readiness = Readiness(
             plan.head_target(options, self._places),
             self._concerns_us,
-            options.num_local_ranks if options.headless else options.data_parallel_size,
+            options.data_parallel_size if options.runs_head else options.num_local_ranks,
             self._screen,
         )
 
@@ -91,7 +91,7 @@ class Launcher:
         """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
         # Nobody has to wait for the head: all of them dial it until it answers, and loading takes longest.
         self._node.start_workers()
-        if not self._options.headless:
+        if self._options.runs_head:
             self._node.head_port = await self._head_port()
         self._say_where()
         following = asyncio.create_task(self._readiness.follow())
@@ -99,8 +99,8 @@ class Launcher:
         watching = asyncio.create_task(self._end_hung_engines())
         try:
             try:
-                # The head has its own deadline for all ranks and says more; a headless node has only this one.
-                grace_s = 0.0 if self._options.headless else 30.0
+                # The head has its own deadline for all ranks and says more; another node has only this one.
+                grace_s = 30.0 if self._options.runs_head else 0.0
                 await asyncio.wait_for(self._until_ready(), self._options.ready_timeout + grace_s)
             except TimeoutError:
                 return (
@@ -177,7 +177,7 @@ class Launcher:
         return plan.child_environment(spec, os.environ, own_variables=self._own_variables)
 
     def _concerns_us(self, entry: wire.RankEntry) -> bool:
-        if not self._options.headless:
+        if self._options.runs_head:
             return True
         return entry.host == host_name() and entry.pid in self._node.engine_pids
 
@@ -193,6 +193,8 @@ class Launcher:
             return
         head = plan.join_host_port(options.head_address, self._node.head_port)
         banner = self._banner()
+        if not options.runs_head:
+            self._screen.say(f"head: {head}; engines listen on {places.engine_host}")
         exposed = (
             f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""
         )
@@ -211,7 +213,7 @@ class Launcher:
         return Banner(
             version=__version__,
             model_name=self._places.served_model_names[0],
-            num_ranks=self._options.data_parallel_size,
+            num_ranks=len(self._options.gateway_ranks or range(self._options.data_parallel_size)),
             host=self._options.host,
             port=self._holdings.http_port,
             grpc_port=self._places.grpc_port,

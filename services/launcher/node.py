@@ -42,7 +42,7 @@ class Node:
                 restart_clean_exits=not options.headless,
             )
 
-        self._head = [] if options.headless else [keep(self._head_spec)]
+        self._head = [keep(self._head_spec)] if options.runs_head else []
         self._engines = [keep(_always(spec)) for spec in plan.plan_engines(options, places)]
         self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
         self._tasks: list[asyncio.Task[Gone]] = []

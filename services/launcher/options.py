@@ -26,6 +26,9 @@ class ServeOptions:
     data_parallel_size: int
     data_parallel_size_local: int | None
     data_parallel_start_rank: int | None
+    data_parallel_rank: int | None
+    data_parallel_hybrid_lb: bool
+    data_parallel_external_lb: bool
     data_parallel_address: str | None
     data_parallel_bind_address: str | None
     data_parallel_rpc_port: int
@@ -57,6 +60,7 @@ class ServeOptions:
     ready_timeout: float
     heartbeat_interval: float
     heartbeat_timeout: float
+    head_timeout: float | None
     runtime_dir: Path | None
     log_level: str
     log_format: str
@@ -64,7 +68,31 @@ class ServeOptions:
     @property
     def num_local_ranks(self) -> int:
         local = self.data_parallel_size_local
+        if self.is_external:
+            return 1
         return self.data_parallel_size if local is None else local
+
+    @property
+    def is_external(self) -> bool:
+        """This node runs and serves one rank."""
+        return self.data_parallel_external_lb or self.data_parallel_rank is not None
+
+    @property
+    def first_rank(self) -> int:
+        """This node's first rank, unless the head shall choose."""
+        return self.data_parallel_rank or self.data_parallel_start_rank or 0
+
+    @property
+    def runs_head(self) -> bool:
+        """The node of rank 0 does, and always one without --headless, --data-parallel-hybrid-lb or a rank."""
+        return not self.headless and self.first_rank == 0
+
+    @property
+    def gateway_ranks(self) -> range | None:
+        """The ranks that this node's gateways serve; None means all."""
+        if self.is_external or self.data_parallel_hybrid_lb:
+            return range(self.first_rank, self.first_rank + self.num_local_ranks)
+        return None
 
     @property
     def num_gateways(self) -> int:
@@ -82,19 +110,96 @@ class ServeOptions:
         if self.headless and self.data_parallel_start_rank is None:
             everything = self.num_local_ranks == self.data_parallel_size
             return tuple(range(self.num_local_ranks)) if everything else (None,) * self.num_local_ranks
-        first = self.data_parallel_start_rank or 0
-        return tuple(range(first, first + self.num_local_ranks))
+        return tuple(range(self.first_rank, self.first_rank + self.num_local_ranks))
 
 
 def check(options: ServeOptions) -> None:
     """Raises FlagCombinationError for the first contradiction found."""
+    _check_scope(options)
     _check_ranks(options)
     if options.headless:
         _check_headless(options)
     else:
-        _check_head_node(options)
+        _check_serving_node(options)
         _check_ports(options)
+    if options.runs_head:
+        _check_head_node(options)
+    else:
+        _check_other_node(options)
     _check_sizes(options)
+
+
+def _check_scope(options: ServeOptions) -> None:
+    if options.data_parallel_hybrid_lb and options.is_external:
+        raise FlagCombinationError(
+            f"{_external_flag(options)} with --data-parallel-hybrid-lb: gateways serve either one rank or their node's "
+            "ranks; leave one of the two out"
+        )
+    if options.data_parallel_hybrid_lb:
+        _check_hybrid(options)
+    if options.is_external:
+        _check_external(options)
+
+
+def _check_hybrid(options: ServeOptions) -> None:
+    size, local = options.data_parallel_size, options.data_parallel_size_local
+    if options.headless:
+        raise FlagCombinationError(
+            "--headless with --data-parallel-hybrid-lb: a headless node has no gateways that could serve its ranks; "
+            "leave --headless out to serve them here, or --data-parallel-hybrid-lb to serve them from the head's node"
+        )
+    if local is None:
+        raise FlagCombinationError(
+            "--data-parallel-hybrid-lb needs --data-parallel-size-local: "
+            f"say how many of the {size} ranks (--data-parallel-size) this node has"
+        )
+    if local == 0:
+        raise FlagCombinationError(
+            "--data-parallel-hybrid-lb with --data-parallel-size-local 0: gateways serve their node's ranks, and here "
+            "are none; give 1 or more, or leave --data-parallel-hybrid-lb out to serve all ranks from here"
+        )
+    if local == size:
+        raise FlagCombinationError(
+            f"--data-parallel-hybrid-lb with --data-parallel-size-local {local} of --data-parallel-size {size}: "
+            "this node has all ranks; leave --data-parallel-hybrid-lb out"
+        )
+
+
+def _check_external(options: ServeOptions) -> None:
+    flag, size, rank = _external_flag(options), options.data_parallel_size, options.data_parallel_rank
+    if options.headless:
+        raise FlagCombinationError(
+            f"--headless with {flag}: a headless node has no gateway that could serve its rank; "
+            f"leave --headless out, or give --data-parallel-start-rank {rank or 0} --data-parallel-size-local 1 instead"
+        )
+    if rank is None:
+        raise FlagCombinationError(
+            f"--data-parallel-external-lb needs --data-parallel-rank: say which of the ranks 0 to {size - 1} runs here"
+        )
+    if size == 1:
+        raise FlagCombinationError(
+            f"{flag} with --data-parallel-size 1: there are no other ranks to balance with; "
+            "give the number of all ranks as --data-parallel-size, or leave the flag out"
+        )
+    if rank >= size:
+        raise FlagCombinationError(
+            f"--data-parallel-rank {rank} does not exist with --data-parallel-size {size}: give 0 to {size - 1}"
+        )
+    if options.data_parallel_size_local not in {None, 1}:
+        raise FlagCombinationError(
+            f"{flag} with --data-parallel-size-local {options.data_parallel_size_local}: an external load balancer "
+            "sees one rank per node; leave --data-parallel-size-local out, or use --data-parallel-hybrid-lb"
+        )
+    if options.data_parallel_start_rank is not None:
+        raise FlagCombinationError(
+            f"{flag} with --data-parallel-start-rank {options.data_parallel_start_rank}: both name this node's rank; "
+            "leave --data-parallel-start-rank out"
+        )
+
+
+def _external_flag(options: ServeOptions) -> str:
+    rank = options.data_parallel_rank
+    return "--data-parallel-external-lb" if rank is None else f"--data-parallel-rank {rank}"
 
 
 def _check_ranks(options: ServeOptions) -> None:
@@ -122,32 +227,41 @@ def _check_headless(options: ServeOptions) -> None:
             f"--headless with --api-server-count {options.api_server_count}: a headless node runs no gateways; "
             "leave --api-server-count out here and give it on the head node"
         )
+
+
+def _check_other_node(options: ServeOptions) -> None:
+    """A node that joins the head of another one."""
+    what = "--headless" if options.headless else f"a node whose first rank is {options.first_rank}"
     if options.data_parallel_address is None:
         raise FlagCombinationError(
-            "--headless needs --data-parallel-address: give the address of the node that runs the head"
+            f"{what} needs --data-parallel-address: give the address of the node that runs the head"
         )
     if options.data_parallel_rpc_port == 0:
         raise FlagCombinationError(
-            "--headless with --data-parallel-rpc-port 0: give the port on which the head really listens; it says so"
+            f"{what} with --data-parallel-rpc-port 0: give the port on which the head really listens; it says so"
         )
     if options.data_parallel_bind_address is not None:
         raise FlagCombinationError(
-            f"--headless with --data-parallel-bind-address {options.data_parallel_bind_address}: "
-            "a headless node runs no head that could listen there; leave it out, or mean --engine-host"
+            f"{what} with --data-parallel-bind-address {options.data_parallel_bind_address}: "
+            "this node runs no head that could listen there; leave it out, or mean --engine-host"
         )
 
 
-def _check_head_node(options: ServeOptions) -> None:
+def _check_serving_node(options: ServeOptions) -> None:
     start = options.data_parallel_start_rank
-    if start:
+    if start and not options.data_parallel_hybrid_lb:
         raise FlagCombinationError(
             f"--data-parallel-start-rank {start} without --headless would start a second head, and the head's node "
-            "has the first ranks: add --headless here, or leave --data-parallel-start-rank out"
+            "has the first ranks: add --headless here (or --data-parallel-hybrid-lb on all nodes), "
+            "or leave --data-parallel-start-rank out"
         )
     if options.api_server_count == 0:
         raise FlagCombinationError(
             "--api-server-count 0 without --headless: nobody would answer requests; give 1 or more, or --headless"
         )
+
+
+def _check_head_node(options: ServeOptions) -> None:
     for flag, value in (
         ("--engine-host", options.engine_host),
         ("--engine-advertise-host", options.engine_advertise_host),

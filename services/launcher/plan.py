@@ -87,10 +87,10 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
         arguments += ["--rank", str(rank)]
     if options.headless:
         arguments += ["--headless"]
-        if options.engine_advertise_host:
-            arguments += ["--advertise-host", options.engine_advertise_host]
-    else:
+    if options.runs_head:
         arguments += ["--local"]
+    elif options.engine_advertise_host:
+        arguments += ["--advertise-host", options.engine_advertise_host]
     arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
     arguments += ["--served-model-name", *places.served_model_names]
     arguments += ["--dtype", options.dtype, "--device", options.device]
@@ -105,6 +105,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching"]
     arguments += ["--num-threads", str(places.num_threads)]
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
+    arguments += _given("--head-timeout", options.head_timeout)
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
     threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
     return ChildSpec(name, (*arguments, *_logging(options)), environment=threads)
@@ -116,6 +117,8 @@ def plan_gateways(options: ServeOptions, places: Places) -> list[ChildSpec]:
 
 def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpec:
     arguments = ["gateway", "--head-target", head_target(options, places)]
+    ranks = options.gateway_ranks
+    arguments += ["--ranks", f"{ranks[0]}-{ranks[-1]}"] if ranks else []
     arguments += ["--host", options.host, "--port", str(options.port)]
     arguments += ["--http-fd", *map(str, places.http_fds)]
     arguments += ["--grpc-port", str(places.grpc_port), "--reuse-port"]
@@ -141,7 +144,7 @@ def restarted_gateway(spec: ChildSpec) -> ChildSpec:
 
 def head_target(options: ServeOptions, places: Places) -> str:
     """Where this node's engines and gateways dial the head."""
-    if options.headless:
+    if not options.runs_head:
         return join_host_port(options.head_address, options.data_parallel_rpc_port)
     return f"unix:{places.head_socket}"
 

@@ -203,3 +203,16 @@ def test_a_second_signal_stops_at_once(launch: Launch) -> None:
         cluster.send(signal.SIGINT)
         assert cluster.wait() == 0
     assert answer.error is not None
+
+
+def test_a_headless_node_does_not_outlive_its_head_for_long(launch: Launch) -> None:
+    head = launch("-dp", "2", "-dpl", "1")
+    port = head.head_target.rpartition(":")[2]
+    node = launch("-dp", "2", "-dpl", "1", "-dpr", "1", "--headless", "-dpa", "127.0.0.1", "-dpp", port,
+                  "--head-timeout", "1s")  # fmt: skip
+    head.wait_until_ready()
+    node.wait_for_output("all ranks of this node serve")
+    assert head.stop() == 0
+    assert node.wait() == 1
+    assert "engine 1 gave up" in node.output.splitlines()[-1]
+    assert "--head-timeout 1 s" in node.output

@@ -904,6 +904,7 @@ class GatewayEntry(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     HTTP_URL_FIELD_NUMBER: _builtins.int
     GRPC_TARGET_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name of the gateway, unique in the deployment."""
     host: _builtins.str
@@ -914,6 +915,10 @@ class GatewayEntry(_message.Message):
     """http_url where it speaks REST, for people."""
     grpc_target: _builtins.str
     """grpc_target where it speaks InferenceService."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ranks, global, that it sends requests to; empty means all."""
+
     def __init__(
         self,
         *,
@@ -922,10 +927,11 @@ class GatewayEntry(_message.Message):
         pid: _builtins.int = ...,
         http_url: _builtins.str = ...,
         grpc_target: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_target", b"grpc_target", "host", b"host", "http_url", b"http_url", "name", b"name", "pid", b"pid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_target", b"grpc_target", "host", b"host", "http_url", b"http_url", "name", b"name", "pid", b"pid", "ranks", b"ranks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
-from services.engine.membership import Membership, RejectedError
+from services.engine.membership import HeadGoneError, Membership, RejectedError
 from services.engine.state import EngineState
 from services.head.server import RENDEZVOUS_SERVICE
 from services.rpc.channels import dial
@@ -43,7 +43,9 @@ class RecordedCommands:
 class Member:
     """A membership without an engine behind it."""
 
-    def __init__(self, head_target: str, incarnation: int = 1, **hello: object) -> None:
+    def __init__(
+        self, head_target: str, incarnation: int = 1, *, head_timeout_s: float | None = None, **hello: object
+    ) -> None:
         self.state = EngineState(incarnation)
         self.state.listening(("127.0.0.1:1",))
         self.commands = RecordedCommands()
@@ -60,6 +62,7 @@ class Member:
             state=self.state,
             loop_idle_ms=lambda: 0,
             commands=self.commands,
+            head_timeout_s=head_timeout_s,
         )
 
     def serve(self) -> None:
@@ -144,6 +147,7 @@ class CommandingHead(wire.RendezvousServiceServicer):
         yield wire.RegisterResponse(undrain=wire.UndrainCommand())
         yield wire.RegisterResponse(regroup=wire.RegroupCommand())  # not known to dense engines
         yield wire.RegisterResponse(stop=wire.StopCommand(reason="enough"))
+        yield wire.RegisterResponse(stop=wire.StopCommand(reason="again", restart=True))
         await asyncio.Event().wait()
 
 
@@ -154,8 +158,8 @@ async def test_commands_of_the_head_arrive() -> None:
     await server.start()
     member = Member(f"127.0.0.1:{port}")
     async with running(member):
-        await eventually(lambda: len(member.commands.seen) == 3, "commands arrive")
-    assert member.commands.seen == [("drain", 3.0), "undrain", ("stop", "enough", None)]
+        await eventually(lambda: len(member.commands.seen) == 4, "commands arrive")
+    assert member.commands.seen == [("drain", 3.0), "undrain", ("stop", "enough", None), ("restart", "again", None)]
     await server.stop(0)
 
 
@@ -221,3 +225,13 @@ async def test_a_head_that_is_not_there_yet_is_no_warning_but_a_lost_one_is(
             await eventually(lambda: bool(caplog.records), "the missing head is told")
         assert caplog.records[0].levelname == level
         assert "no lease from the head" in caplog.records[0].message
+
+
+async def test_a_member_gives_up_when_the_head_stays_away() -> None:
+    async with running_head() as target:
+        member = Member(target, head_timeout_s=0.2)
+        task = asyncio.create_task(member.membership.run())
+        await eventually(lambda: member.state.now.rank is not None, "the head welcomes")
+    async with asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(HeadGoneError, match=r"no head at .* \(--head-timeout 0\.2 s\)"):
+            await task

@@ -123,3 +123,14 @@ def test_hosts_and_ports_are_joined_as_urls_want_them() -> None:
     assert plan.join_host_port("::1", 80) == "[::1]:80"
     assert plan.join_host_port("[::1]", 80) == "[::1]:80"
     assert plan.join_host_port("localhost", 80) == "localhost:80"
+
+
+def test_gateways_of_a_hybrid_node_serve_its_ranks_and_dial_the_head_over_tcp() -> None:
+    options = serve_options("-dp 4 -dpl 2 -dpr 2 --data-parallel-hybrid-lb -dpa h")
+    (gateway,) = plan.plan_gateways(options, PLACES)
+    values = parsed(gateway, flag_table.GATEWAY)
+    assert (values["ranks"], values["head_target"]) == ((2, 3), "h:29550")
+    values = parsed(plan.plan_engines(options, PLACES)[0], flag_table.ENGINE)
+    assert (values["rank"], values["local"], values["headless"]) == (2, False, False)
+    (everything,) = plan.plan_gateways(serve_options("-dp 4"), PLACES)
+    assert parsed(everything, flag_table.GATEWAY)["ranks"] is None
