@@ -195,7 +195,10 @@ class Launcher:
         banner = self._banner()
         if not options.runs_head:
             self._screen.say(f"head: {head}; engines listen on {places.engine_host}")
-        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head)")
+        exposed = (
+            f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""
+        )
+        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head){exposed}")
 
     def _say_ready(self) -> None:
         if self._options.headless:
