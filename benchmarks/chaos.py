@@ -104,6 +104,8 @@ class Chaos:
         while time.monotonic() < ends_s and not load.done():
             pause_s = self._chance.uniform(self._plan.shortest_pause_s, self._plan.longest_pause_s)
             await asyncio.sleep(min(pause_s, max(0.0, ends_s - time.monotonic())))
+            if time.monotonic() >= ends_s:
+                break
             name, act = queue.pop() if queue else self._chance.choice(self._actions)
             if await act():
                 self._report.actions[name] += 1
@@ -195,9 +197,16 @@ class Chaos:
 
     async def _until_ready(self) -> None:
         started_s = time.monotonic()
-        while await self._num_ready() < self._plan.num_ranks:
+        expected = {"head": 1, "engine": self._plan.num_ranks, "gateway": self._plan.num_gateways}
+        while True:
+            found = {role: len(self._deployment.processes(role)) for role in expected}
+            num_ready = await self._num_ready()
+            if num_ready == self._plan.num_ranks and found == expected:
+                return
             if time.monotonic() - started_s > _READY_AGAIN_S:
-                self._report.problems.append(f"not all ranks READY {_READY_AGAIN_S:g} s after the end")
+                self._report.problems.append(
+                    f"{num_ready} ranks READY and {found} instead of {expected} {_READY_AGAIN_S:g} s after the end"
+                )
                 return
             await asyncio.sleep(0.2)
 
@@ -226,10 +235,6 @@ class Chaos:
                 self._report.problems.append(f"{role}: {files_before} open files before, {files} after")
             if memory > 1.5 * memory_before + (64 << 20):
                 self._report.problems.append(f"{role}: {memory_before >> 20} MiB before, {memory >> 20} MiB after")
-        expected = {"head": 1, "engine": self._plan.num_ranks, "gateway": self._plan.num_gateways}
-        found = {role: len(self._deployment.processes(role)) for role in expected}
-        if found != expected:
-            self._report.problems.append(f"processes: {found} instead of {expected}")
 
     async def _until_idle(self) -> None:
         """No request, block or stream is left in any engine or gateway."""
