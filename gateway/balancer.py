@@ -72,6 +72,8 @@ class Balancer:
     def __init__(self, affinity: PrefixAffinity | None = None) -> None:
         self._affinity = affinity if affinity is not None else PrefixAffinity()
         self._in_flight: Counter[int] = Counter()
+        # The last numbers of each rank, and how many choices of this gateway ran there when they came.
+        self._seen: dict[int, tuple[RankLoad, int]] = {}
         self._next_rank = 0
         self._num_gateways = 1
 
@@ -88,6 +90,7 @@ class Balancer:
     def forget_rank(self, rank: int) -> None:
         """The rank's process is gone: its prefix cache is empty when it comes back."""
         self._affinity.forget_rank(rank)
+        self._seen.pop(rank, None)
 
     def acquire(self, placement: Placement, candidates: Sequence[Candidate]) -> Lease | None:
         """A lease on the chosen rank; None when no candidate will do. The caller releases it in a `finally`."""
@@ -112,13 +115,21 @@ class Balancer:
         return self._lease(placement, keys, rank)
 
     def score(self, candidate: Candidate) -> float:
-        """How busy a rank is, in requests; queueing weighs more the fuller the KV cache."""
-        own = float(self._num_gateways * self._in_flight[candidate.rank])
-        load = candidate.load
+        """How busy a rank is, in requests; queueing weighs more the fuller the KV cache.
+
+        What began and ended here since the rank's numbers came is added to them, taken to be the same at every gateway.
+        """
+        in_flight, load = self._in_flight[candidate.rank], candidate.load
+        own = float(self._num_gateways * in_flight)
         if load is None:
             return own
+        seen, in_flight_then = self._seen.get(candidate.rank, (None, 0))
+        if seen is not load:
+            self._seen[candidate.rank] = (load, in_flight)
+            in_flight_then = in_flight
+        since = self._num_gateways * (in_flight - in_flight_then)
         pressure = max(0.0, (load.kv_usage or 0.0) - 0.5)
-        return max(own, float(load.waiting + load.running)) + 6.0 * load.waiting * pressure
+        return max(own, float(load.waiting + load.running + since)) + 6.0 * load.waiting * pressure
 
     def _lowest(self, scores: dict[int, float]) -> int:
         lowest = min(scores.values())

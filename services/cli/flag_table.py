@@ -233,6 +233,14 @@ MAX_TOKENS = Flag("--max-tokens", MODEL, "Longest answer.", values.whole_number(
 STATUS_TIMEOUT = Flag("--timeout", CONNECTION, "Longest wait for the head's answer.", values.positive_seconds, 5.0,
                       metavar="SECONDS", unit="seconds")  # fmt: skip
 
+INPUT_FILE = Flag("--input-file", CONNECTION, "Requests, one JSON object a line; - is standard input.", values.text,
+                  short="-i", metavar="FILE")  # fmt: skip
+OUTPUT_FILE = Flag("--output-file", CONNECTION, "Results, a line for each of the input's; - is standard output.",
+                   values.text, short="-o", metavar="FILE")  # fmt: skip
+BATCH_URL = Flag("--url", CONNECTION, "Server to ask.", values.text, metavar="URL", short_variable="MUSTER_BATCH_URL",
+                 shown_default="http://127.0.0.1:8000, or the one that is started")  # fmt: skip
+MAX_CONCURRENT = Flag("--max-concurrent", CONNECTION, "Most requests at one time.", values.whole_number(1, 4096), 64,
+                      metavar="N", unit="requests")  # fmt: skip
 TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.positive_seconds, 1.0,
                     metavar="SECONDS", unit="seconds")  # fmt: skip
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
@@ -243,8 +251,9 @@ RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank t
 
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
+RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)
 TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT)
 UNDRAIN = (HEAD_TARGET,)
 RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART, *RUN_BATCH)

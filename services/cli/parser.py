@@ -47,6 +47,10 @@ def _add_clients(commands: Any) -> None:
     chat = _add(commands, "chat", "chat_command", flag_table.CHAT, "[PROMPT] [flags]",
                 "Talk to a running server; with a prompt or piped input, answer once.")  # fmt: skip
     chat.add_argument("prompt", nargs="*", metavar="PROMPT", help="question to answer once; without it, a conversation")
+    batch = _add(commands, "run-batch", "batch_command", flag_table.RUN_BATCH,
+                 "-i IN.jsonl -o OUT.jsonl [flags] [-- [MODEL] [flags of muster serve]]",
+                 "Answer a file of requests, with a running server or one of its own.")  # fmt: skip
+    batch.add_argument("serve", nargs="*", metavar="MODEL", help="after --: model and flags of a server to start")
     status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
                   "Show ranks, states and load of a running deployment.")  # fmt: skip
     status.add_argument("--json", action="store_true", help="print the whole answer as JSON")

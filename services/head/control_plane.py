@@ -16,7 +16,8 @@ from services.head.admission import Introduction, Offer, Rejection, Rules, warni
 from services.head.errors import head_stopping
 from services.head.load_table import LoadTable
 from services.head.outbox import Outbox
-from services.head.roster import Change, Lease, Phase, RankState, Roster
+from services.head.roster import Change, Lease, Phase, RankRecord, RankState, Roster
+from services.head.roster_watch import RosterWatch
 from services.head.startup import Outcome, Startup
 from services.rpc.errors import RpcError
 from services.rpc.watched import Watched
@@ -24,6 +25,7 @@ from services.rpc.watched import Watched
 _log = logging.getLogger(__name__)
 
 _MAX_REJECTIONS_TOLD = 4
+_NUM_LOADS_WORTH_SHARING = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,6 @@ class ControlPlane:
         self.incarnation = incarnation
         self.wall_offset_s = time.time() - now_s
         self.started_s = now_s
-        self.roster_watch: Watched[wire.Roster]
         self.load_watch: Watched[int]  # the load table's sequence; ages need the instant of sending
         self.loads = LoadTable()
         self._clock = clock
@@ -76,8 +77,16 @@ class ControlPlane:
         self._streams: dict[Lease, Outbox] = {}
         self._rejections: deque[str] = deque(maxlen=_MAX_REJECTIONS_TOLD)
         self._ticked_s = now_s
-        self.roster_watch = Watched(self._roster_message())
+        self._entries: dict[int, tuple[RankRecord, wire.RankEntry]] = {}
+        self._load_snapshot = (wire.WatchLoadResponse(), 0, now_s)  # with its version and time
+        self.roster_watch = RosterWatch(self._roster_message)
+        self._published_sequence = self._roster.sequence
         self.load_watch = Watched(self.loads.sequence)
+
+    @property
+    def epoch(self) -> int:
+        """Grows with the first regroup of a lockstep group; independent ranks have one epoch."""
+        return 1
 
     @property
     def now_s(self) -> float:
@@ -168,6 +177,20 @@ class ControlPlane:
         now_s = self.now_s
         return [convert.rank_load(load, now_s=now_s) for _, load in sorted(self.loads.loads.items())]
 
+    def load_snapshot(self, newer_than: int) -> tuple[wire.WatchLoadResponse, int]:
+        """What watchers of loads get, and its version of `load_watch`. Shared: not to be changed.
+
+        With many ranks it may be some milliseconds old, so that not every watcher has its own made.
+        """
+        now_s = self.now_s
+        held, version, built_s = self._load_snapshot
+        if version <= newer_than or now_s - built_s >= _snapshot_life_s(len(held.loads)):
+            held = wire.WatchLoadResponse(
+                sequence=self.loads.sequence, head_incarnation=self.incarnation, loads=self.rank_loads()
+            )
+            self._load_snapshot = (held, self.load_watch.version, now_s)
+        return self._load_snapshot[0], self._load_snapshot[1]
+
     def add_gateway(self, entry: wire.GatewayEntry) -> int:
         number = self._roster.add_gateway(entry)
         _log.info("gateway %s on %s watches", entry.name, entry.host)
@@ -231,8 +254,9 @@ class ControlPlane:
         """Tells the watchers what has changed since the last call, if anything."""
         for change in self._roster.take_changes():
             self._apply(change)
-        if self.roster_watch.value.sequence != self._roster.sequence:
-            self.roster_watch.publish(self._roster_message())
+        if self._published_sequence != self._roster.sequence:
+            self._published_sequence = self._roster.sequence
+            self.roster_watch.changed()
         if self.load_watch.value != self.loads.sequence:
             self.load_watch.publish(self.loads.sequence)
 
@@ -254,9 +278,22 @@ class ControlPlane:
         return wire.Roster(
             sequence=roster.sequence,
             head_incarnation=self.incarnation,
-            epoch=1,  # grows with the first regroup of a lockstep group; independent ranks have one epoch
+            epoch=self.epoch,
             deployment_id=self.rules.deployment_id,
             data_parallel_size=self.rules.data_parallel_size,
-            ranks=[convert.rank_entry(record, wall_offset_s=self.wall_offset_s) for record in roster.ranks],
+            ranks=[self._rank_entry(record) for record in roster.ranks],
             gateways=roster.gateways,
         )
+
+    def _rank_entry(self, record: RankRecord) -> wire.RankEntry:
+        """Most ranks are as they were when the roster was told last."""
+        known = self._entries.get(record.rank)
+        if known is None or not known[0].looks_like(record):
+            entry = convert.rank_entry(record, wall_offset_s=self.wall_offset_s)
+            known = self._entries[record.rank] = (record, entry)
+        return known[1]
+
+
+def _snapshot_life_s(num_loads: int) -> float:
+    """How long one snapshot serves all watchers: about ten times what it takes to make."""
+    return 0.0 if num_loads < _NUM_LOADS_WORTH_SHARING else 2e-5 * num_loads

@@ -53,14 +53,11 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         while True:
             await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
             # Asked anew: a change may come between the timeout and here, and a heartbeat says that there was none.
-            is_heartbeat = watch.version == version
-            version = watch.version
-            yield wire.WatchLoadResponse(
-                sequence=watch.value,
-                head_incarnation=self._control.incarnation,
-                loads=self._control.rank_loads(),
-                heartbeat=is_heartbeat,
-            )
+            if watch.version == version:
+                yield self._heartbeat()
+            else:
+                snapshot, version = self._control.load_snapshot(version)
+                yield snapshot
             await watch.rest(intervals.min_s)
 
     async def SyncWave(
@@ -73,6 +70,15 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
             reason="SYNC_WAVE_UNIMPLEMENTED",
         )
         yield  # makes this a stream
+
+    def _heartbeat(self) -> wire.WatchLoadResponse:
+        control = self._control
+        return wire.WatchLoadResponse(
+            sequence=control.loads.sequence,
+            head_incarnation=control.incarnation,
+            loads=control.rank_loads(),
+            heartbeat=True,
+        )
 
     async def _changes(self, version: int, timeout_s: float) -> None:
         """Returns when the loads are newer than `version`, or after that long."""

@@ -42,9 +42,10 @@ class RendezvousServicer(wire.RendezvousServiceServicer):
         with self._listed(request):
             watch, version = self._control.roster_watch, 0
             while True:
-                roster = await watch.newer_than(version)
+                await watch.newer_than(version)
                 version = watch.version
-                yield wire.WatchRosterResponse(roster=roster)
+                yield watch.response
+                await watch.rest()
 
     async def GetDeployment(self, request: wire.GetDeploymentRequest, context: Any) -> wire.GetDeploymentResponse:
         control, rules = self._control, self._control.rules

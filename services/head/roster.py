@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -68,6 +69,19 @@ class RankRecord:
     heard_s: float = 0.0
     ready_deadline_s: float = 0.0
     drained: bool = False  # no request is left in a drain
+
+    def looks_like(self, other: RankRecord) -> bool:
+        """Watchers could not tell the two apart: only heartbeats lie between them."""
+        return (
+            self.lease == other.lease
+            and self.state is other.state
+            and self.since_s == other.since_s
+            and self.engine is other.engine
+            and self.offer is other.offer
+            and (self.phase, self.phase_done, self.phase_total) == (other.phase, other.phase_done, other.phase_total)
+            and self.reason == other.reason
+        )
+
     reason: str = "no engine has registered"
 
 
@@ -108,8 +122,9 @@ class Roster:
         self._changes: list[Change] = []
 
     @property
-    def ranks(self) -> tuple[RankRecord, ...]:
-        return tuple(self._ranks)
+    def ranks(self) -> Sequence[RankRecord]:
+        """Now; to be read at once, not kept."""
+        return self._ranks
 
     @property
     def gateways(self) -> tuple[wire.GatewayEntry, ...]:

@@ -101,4 +101,4 @@ class Session:
 
     @property
     def _epoch(self) -> int:
-        return self._control.roster_watch.value.epoch
+        return self._control.epoch

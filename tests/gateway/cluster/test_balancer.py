@@ -235,3 +235,13 @@ def test_better_than_round_robin_with_skewed_lengths_and_stale_snapshots() -> No
 
     ours, theirs = simulate(balanced), simulate(round_robin)
     assert ours < 0.6 * theirs, (ours, theirs)
+
+
+def test_choices_since_the_numbers_came_count_until_newer_ones_come() -> None:
+    balancer = Balancer()
+    balancer.configure(num_gateways=2, gateway_index=0, num_ranks=2)
+    old = [loaded(0, 0, 10), loaded(1, 0, 13)]
+    # 10, 12, 14 against 13: the old numbers alone would take the first rank for ever.
+    assert [acquire(balancer, old).rank for _ in range(3)] == [0, 0, 1]
+    newer = [loaded(0, 0, 14), loaded(1, 0, 15)]
+    assert [balancer.score(candidate) for candidate in newer] == [14.0, 15.0]

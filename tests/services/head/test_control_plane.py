@@ -8,10 +8,11 @@ import grpc
 import pytest
 from muster import v1 as wire
 
-from services.head.control_plane import Timing
+from services.head.control_plane import ControlPlane, Timing
 from services.head.startup import Outcome
 from tests.services.head.factories import hello, rules
 from tests.services.head.harness import running_head
+from tests.support.clock import ManualClock
 
 
 async def test_the_deadline_ends_every_stream_and_names_the_culprits(caplog: pytest.LogCaptureFixture) -> None:
@@ -89,3 +90,20 @@ async def test_after_all_were_ready_a_lost_rank_does_not_end_the_head() -> None:
         error = await late.rejection()
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "LEASE_EXPIRED")
         assert "not ready in time" in error.message
+
+
+def test_load_snapshots_of_many_ranks_are_shared_for_a_moment_but_never_sent_twice() -> None:
+    clock = ManualClock()
+    control = ControlPlane(rules(data_parallel_size=100), Timing(), incarnation=1, clock=clock)
+    for rank in range(100):
+        control.loads.admit(rank, 1)
+        control.report_load(1, wire.ReportLoadRequest(rank=rank, incarnation=1, sequence=rank + 1))
+    first, version = control.load_snapshot(0)
+    control.report_load(1, wire.ReportLoadRequest(rank=7, incarnation=1, sequence=200, stats=wire.LoadStats(running=9)))
+    again, same = control.load_snapshot(0)
+    assert (again is first, same) == (True, version)
+    newer, later = control.load_snapshot(version)
+    assert newer.loads[7].stats.running == 9
+    assert later > version
+    clock.advance(0.01)
+    assert control.load_snapshot(0)[0] is not newer

@@ -28,7 +28,7 @@ class Walk:
         self.ended: list[Lease] = []
 
     def step(self) -> None:
-        before, sequence = self.roster.ranks, self.roster.sequence
+        before, sequence = tuple(self.roster.ranks), self.roster.sequence
         self.now_s += self.random.random() * 2
         touched = self.random.choice(
             (self.join, self.speak, self.speak, self.speak, self.end, self.stale, self.expire)

@@ -128,3 +128,15 @@ async def test_the_ready_deadline_is_absent_once_all_were_ready() -> None:
         await head.until_state(0, wire.RANK_STATE_LOST)
         answer = await head.rendezvous.GetDeployment(wire.GetDeploymentRequest())
         assert not answer.HasField("ready_deadline")
+
+
+async def test_a_snapshot_is_made_once_for_all_watchers_and_only_when_somebody_looks() -> None:
+    async with running_head() as head:
+        watch = head.control.roster_watch
+        first = watch.response
+        await head.engine().serve(rank=0)
+        await head.until_state(0, wire.RANK_STATE_READY)
+        second = watch.response
+        assert second is not first
+        assert watch.response is second
+        assert [entry.rank for entry in first.roster.ranks if entry.state == wire.RANK_STATE_READY] == []
