@@ -58,7 +58,7 @@ class TimedEngine:
     def decode(self, batch_size: int) -> Measured:
         """Steps of `batch_size` sequences with one new token each."""
         core = self.built.core
-        ids = [self._add(CONTEXT_LEN - NUM_STEPS // 2, NUM_STEPS + 8) for _ in range(batch_size)]
+        ids = [self._add(CONTEXT_LEN - NUM_STEPS // 2, NUM_STEPS + 2 * batch_size) for _ in range(batch_size)]
         samples: list[Measured] = []
         while len(samples) < NUM_STEPS:
             measured, num_tokens = self._step()
