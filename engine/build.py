@@ -19,7 +19,7 @@ from engine.attention.torch_backend import TorchAttention
 from engine.batch import Batch, Scheduled
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DeviceError
 from engine.facts import ModelFacts
 from engine.model.checkpoint import Checkpoint
 from engine.model.llama import Llama
@@ -72,10 +72,11 @@ def _silent(phase: Phase, done: int, total: int) -> None:
 def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEngine:
     """Loads the model, makes the cache, runs a first step.
 
-    `progress` is called with (phase, done, total) on this thread. Raises CheckpointError for a checkpoint
-    that cannot be loaded and CacheSizeError when the cache cannot hold one longest sequence.
+    `progress` is called with (phase, done, total) on this thread. Raises DeviceError for a device that is not there,
+    CheckpointError for a checkpoint that cannot be loaded and CacheSizeError when the cache cannot hold one longest
+    sequence or is more than the free memory.
     """
-    device = torch.device(config.device)
+    device = _open_device(config.device)
     num_threads = config.num_threads or max(1, _num_cores() - 1)
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
@@ -132,6 +133,14 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     )
 
 
+def _open_device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        why = "no GPU is visible" if torch.version.cuda is not None else "this installation of torch is for CPUs only"
+        raise DeviceError(f"device: {name} cannot be used: {why}; set it to cpu, or install muster[cuda] on a GPU host")
+    return device
+
+
 def _find_native(config: EngineConfig, checkpoint: Checkpoint) -> NativeKernels | None:
     """The native kernels where they are asked for, or "auto" and to be had; None: torch computes.
 
@@ -185,7 +194,8 @@ def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None
     limit = checkpoint.config.max_position
     if max_model_len is not None and max_model_len > limit:
         raise CheckpointError(
-            f"max_model_len: {max_model_len} is more than the {limit} positions that {model_path} was trained for"
+            f"max_model_len: {max_model_len} is more than the {limit} positions that {model_path} was trained for; "
+            f"lower it, or leave it out for {limit}"
         )
     dtype_name = str(dtype).removeprefix("torch.")
     fingerprint = hashlib.sha256(f"{checkpoint.digest} {dtype_name}".encode()).hexdigest()[:32]

@@ -34,3 +34,7 @@ class CheckpointError(EngineError):
 
 class CacheSizeError(EngineError):
     """The KV cache cannot be made large enough for one sequence."""
+
+
+class DeviceError(EngineError):
+    """The device that was asked for is not there."""

@@ -68,19 +68,9 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
-    def output_token_ids(self) -> list[int]:
-        """A copy of the generated tokens, those of `request.generated_token_ids` included."""
-        return self.token_ids[self.num_prompt_tokens :]
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are still to be reported; all of it must be computed then."""
         return self.request.prompt_logprobs is not None and not self.prompt_reported
-
-    @property
-    def stops_masked(self) -> bool:
-        """Whether the next token must be none of `stop_token_ids`, because min_tokens is not reached."""
-        return self.num_output_tokens < self.request.stop.min_tokens
 
     @property
     def stop_token_id(self) -> int | None:

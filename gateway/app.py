@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import Route
 
+from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import Access
 from gateway.middleware.auth import ApiKeys
 from gateway.middleware.body_limit import BodyLimit
@@ -25,7 +26,7 @@ from gateway.routes.models import Models
 from gateway.routes.serving import Serving
 from gateway.routes.status import Status
 from gateway.routes.tokenization import Tokenization
-from gateway.settings import AppSettings, Lifecycle
+from gateway.settings import AppSettings
 
 Endpoint = Callable[[Request], Any]
 
@@ -40,7 +41,7 @@ def build_app(
     settings: AppSettings,
     lifecycle: Lifecycle | None = None,
 ) -> Starlette:
-    """The ASGI application. Set `lifecycle.draining` before stopping: readiness goes first, running answers finish."""
+    """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
     serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
     app = Starlette(
         routes=_routes(serving),

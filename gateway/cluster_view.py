@@ -113,6 +113,11 @@ class ClusterView:
         return self._tokenizers.tokenizer is not None and bool(self.candidates())
 
     @property
+    def tokenizer_problem(self) -> str:
+        """Why this gateway will never serve: no rank has a tokenizer that can be used. Empty while there is hope."""
+        return self._tokenizers.problem if self._tokenizers.tokenizer is None else ""
+
+    @property
     def num_ranks(self) -> int:
         return len(self._roster().ranks)
 
@@ -202,7 +207,8 @@ class ClusterView:
             for rank in self.ranks().values()
             if rank.state is not RankState.READY
         ]
-        return f"The model is loading: {', '.join(parts) or 'waiting for the head'}. Try again soon."
+        waiting_for = "the head" if not self.ranks() else "the tokenizer"
+        return f"The model is loading: {', '.join(parts) or f'waiting for {waiting_for}'}. Try again soon."
 
     def _watch_roster(self, channel: grpc.aio.Channel) -> AsyncIterator[wire.WatchRosterResponse]:
         watcher = wire.Watcher(gateway=self._gateway)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway import sse
 from gateway.errors import GatewayError, InternalError
+from gateway.lifecycle import Lifecycle
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +36,12 @@ class EventStream:
         events: AsyncGenerator[bytes, None],
         *,
         ping_interval_s: float,
+        lifecycle: Lifecycle,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._events = events
         self._ping_interval_s = ping_interval_s
+        self._lifecycle = lifecycle
         self._clock = clock
         self._last_sent_s = clock()
         self._started = False
@@ -48,10 +51,8 @@ class EventStream:
         pump = asyncio.create_task(self._pump(send), name="sse-pump")
         gone = asyncio.create_task(until_disconnect(receive), name="sse-disconnect")
         try:
-            while not pump.done() and not gone.done():
-                await asyncio.wait({pump, gone}, timeout=self._until_ping_s(), return_when=asyncio.FIRST_COMPLETED)
-                if not pump.done() and not gone.done() and self._until_ping_s() == 0:
-                    await self._write(send, sse.PING)
+            with self._lifecycle.answering(pump):
+                await self._watch(pump, gone, send)
         finally:
             gone.cancel()
             pump.cancel()
@@ -59,16 +60,30 @@ class EventStream:
         if not pump.cancelled():
             pump.result()
 
+    async def _watch(self, pump: asyncio.Task[None], gone: asyncio.Task[None], send: Send) -> None:
+        """Breaks silences until the events have ended or the client has gone."""
+        while not pump.done() and not gone.done():
+            await asyncio.wait({pump, gone}, timeout=self._until_ping_s(), return_when=asyncio.FIRST_COMPLETED)
+            if not pump.done() and not gone.done() and self._until_ping_s() == 0:
+                await self._write(send, sse.PING)
+
     async def _pump(self, send: Send) -> None:
         try:
             async with contextlib.aclosing(self._events) as events:
                 async for data in events:
                     await self._write(send, data)
-        except Exception as error:
-            if not self._started:
+        except asyncio.CancelledError:
+            if not self._lifecycle.cut:
                 raise
-            await self._write(send, error_event(error) + sse.DONE)
+            await self._fail(send, self._lifecycle.error())
+        except Exception as error:
+            await self._fail(send, error)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _fail(self, send: Send, error: Exception) -> None:
+        if not self._started:
+            raise error
+        await self._write(send, error_event(error) + sse.DONE)
 
     async def _write(self, send: Send, data: bytes) -> None:
         async with self._sending:

@@ -5,11 +5,10 @@ Raises the gateway's errors; services/gateway maps them to statuses.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from typing import Any
 
 from muster import v1 as wire
 
@@ -23,13 +22,9 @@ from gateway.generation_request import (
 )
 from gateway.grpc_request import DEFAULT_COMPLETION_TOKENS, CallFacts, read_metadata, to_generation_request
 from gateway.ports import Cluster, TextGenerator
+from gateway.prompts import check_size, off_loop
 from gateway.tokenizer import Tokenizer
 from gateway.wire_convert import from_finish_reason
-
-# Shorter texts take less time to encode than a thread takes to wake.
-_THREAD_FROM_CHARS = 16_384
-
-Result = TypeVar("Result")
 
 
 class InferenceServicer(wire.InferenceServiceServicer):
@@ -42,7 +37,7 @@ class InferenceServicer(wire.InferenceServiceServicer):
     async def Complete(self, request: wire.CompleteRequest, context: Any) -> AsyncIterator[wire.CompleteResponse]:
         facts = _facts(context)
         tokenizer = self._tokenizer(request.model)
-        prompt = await _encode_prompt(request, tokenizer)
+        prompt = await _encode_prompt(request, tokenizer, self._model(request.model).max_model_len)
         generation = to_generation_request(request.options, prompt, facts, DEFAULT_COMPLETION_TOKENS)
         async with contextlib.aclosing(self._answer(generation, tokenizer, request.options)) as answer:
             async for delta, usage in answer:
@@ -51,6 +46,8 @@ class InferenceServicer(wire.InferenceServiceServicer):
     async def Chat(self, request: wire.ChatRequest, context: Any) -> AsyncIterator[wire.ChatResponse]:
         facts = _facts(context)
         tokenizer = self._tokenizer(request.model)
+        for turn in request.messages:
+            check_size(turn.content, tokenizer, self._model(request.model).max_model_len, "messages")
         prompt = await _encode_chat(tokenizer, request.messages, request.continue_final_message)
         generation = to_generation_request(request.options, prompt, facts, None)
         async with contextlib.aclosing(self._answer(generation, tokenizer, request.options)) as answer:
@@ -65,20 +62,20 @@ class InferenceServicer(wire.InferenceServiceServicer):
             token_ids = await _encode_chat(tokenizer, request.messages, False)
         else:
             parse = request.parse_special_tokens
-            token_ids = await _off_loop(len(request.text), lambda: tokenizer.encode(request.text, parse_special=parse))
+            token_ids = await off_loop(len(request.text), lambda: tokenizer.encode(request.text, parse_special=parse))
         return wire.TokenizeResponse(token_ids=token_ids, max_model_len=self._model(request.model).max_model_len)
 
     async def Detokenize(self, request: wire.DetokenizeRequest, context: Any) -> wire.DetokenizeResponse:
         tokenizer = self._tokenizer(request.model)
         vocab_size = self._model(request.model).vocab_size
-        for token_id in request.token_ids:
-            if token_id >= vocab_size:
-                raise InvalidRequest(
-                    "token_ids", f"token_ids has token id {token_id}: valid ids are 0 to {vocab_size - 1}"
-                )
-        return wire.DetokenizeResponse(
-            text=tokenizer.decode(list(request.token_ids), skip_special=request.skip_special_tokens)
+        largest = max(request.token_ids, default=0)
+        if largest >= vocab_size:
+            raise InvalidRequest("token_ids", f"token_ids has token id {largest}: valid ids are 0 to {vocab_size - 1}")
+        text = await off_loop(
+            len(request.token_ids),
+            lambda: tokenizer.decode(request.token_ids, skip_special=request.skip_special_tokens),
         )
+        return wire.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: wire.ListModelsRequest, context: Any) -> wire.ListModelsResponse:
         return wire.ListModelsResponse(models=self._cluster.models())
@@ -116,10 +113,11 @@ def _facts(context: Any) -> CallFacts:
     return read_metadata(context.invocation_metadata() or (), timeout_s)
 
 
-async def _encode_prompt(request: wire.CompleteRequest, tokenizer: Tokenizer) -> Sequence[int]:
+async def _encode_prompt(request: wire.CompleteRequest, tokenizer: Tokenizer, max_model_len: int) -> Sequence[int]:
     match request.WhichOneof("prompt"):
         case "text":
-            return await _off_loop(len(request.text), lambda: tokenizer.encode(request.text, add_special=True))
+            check_size(request.text, tokenizer, max_model_len, "text")
+            return await off_loop(len(request.text), lambda: tokenizer.encode(request.text, add_special=True))
         case "token_ids":
             return request.token_ids.token_ids
         case _:
@@ -132,7 +130,7 @@ async def _encode_chat(
     if not messages:
         raise InvalidRequest("messages", "messages is empty: send at least one")
     turns: list[Mapping[str, object]] = [{"role": turn.role, "content": turn.content} for turn in messages]
-    return await _off_loop(
+    return await off_loop(
         sum(len(turn.content) for turn in messages),
         lambda: tokenizer.encode_chat(
             turns,
@@ -140,10 +138,6 @@ async def _encode_chat(
             continue_final_message=continue_final_message,
         ),
     )
-
-
-async def _off_loop(num_chars: int, work: Callable[[], Result]) -> Result:
-    return work() if num_chars < _THREAD_FROM_CHARS else await asyncio.to_thread(work)
 
 
 def _to_text_delta(delta: ChoiceDelta, tokenizer: Tokenizer, with_token_ids: bool) -> wire.TextDelta:

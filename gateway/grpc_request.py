@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,25 +10,34 @@ from muster import v1 as wire
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import GenerationRequest
-from gateway.request_limits import MAX_CHOICES, RANK_KEY
+from gateway.request_limits import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+    RANK_KEY,
+    valid_traceparent,
+)
 from gateway.wire_convert import to_sampling
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
-MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
-MAX_REQUEST_ID_CHARS = 128
 # As in the REST API: a completion without max_tokens is short, a chat answer takes what the context leaves.
 DEFAULT_COMPLETION_TOKENS = 16
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _RANGES = {
     "temperature": (0.0, 2.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
 }
+# Floats of the wire are 32 bits wide: 0.01 arrives as a little less.
+_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +60,10 @@ def read_metadata(metadata: Iterable[tuple[str, str | bytes]], timeout_s: float 
         if key in values:
             raise InvalidRequest(key, f"metadata {key} is given more than once: send it once")
         values[key] = value if isinstance(value, str) else value.decode("latin-1")
-    traceparent = values.get(TRACEPARENT_KEY, "")
     return CallFacts(
         request_id=_read_request_id(values.get(REQUEST_ID_KEY)),
         rank=_read_rank(values.get(RANK_KEY)),
-        # By the standard a malformed trace context starts a new trace and is no error.
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        traceparent=valid_traceparent(values.get(TRACEPARENT_KEY, "")),
         timeout_s=timeout_s,
     )
 
@@ -118,10 +124,8 @@ def _check_sampling(sampling: wire.SamplingParams) -> None:
         if sampling.HasField(name):  # type: ignore[arg-type]
             # Written so that NaN fails.
             value = getattr(sampling, name)
-            if not low <= value <= high:
+            if not low - _TOLERANCE <= value <= high + _TOLERANCE:
                 _refuse(f"options.sampling.{name}", value, f"{low:g} to {high:g}")
-    if sampling.HasField("repetition_penalty") and not 0 < sampling.repetition_penalty < float("inf"):
-        _refuse("options.sampling.repetition_penalty", sampling.repetition_penalty, "a number greater than 0")
     for token_id, bias in sampling.logit_bias.items():
         if not -100 <= bias <= 100:
             _refuse(f"options.sampling.logit_bias[{token_id}]", bias, "-100 to 100")
@@ -134,8 +138,14 @@ def _check_options(options: wire.GenerationOptions) -> None:
         _refuse("options.logprobs", options.logprobs, f"0 to {MAX_LOGPROBS}")
     if len(options.stop_strings) > MAX_STOP_STRINGS:
         _refuse("options.stop_strings", f"{len(options.stop_strings)} strings", f"at most {MAX_STOP_STRINGS}")
-    if "" in options.stop_strings:
-        _refuse("options.stop_strings", "an empty string", "strings of at least one character")
+    for stop in options.stop_strings:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            _refuse("options.stop_strings", f"a string of {len(stop)} characters", f"1 to {MAX_STOP_CHARS} characters")
+    num_stop_ids = len(options.conditions.stop_token_ids)
+    if num_stop_ids > MAX_STOP_IDS:
+        _refuse("options.conditions.stop_token_ids", f"{num_stop_ids} ids", f"at most {MAX_STOP_IDS}")
+    if len(options.cache_salt) > MAX_SALT_CHARS:
+        _refuse("options.cache_salt", f"{len(options.cache_salt)} characters", f"at most {MAX_SALT_CHARS}")
 
 
 def _refuse(field: str, value: object, expected: str) -> None:

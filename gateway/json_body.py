@@ -13,7 +13,10 @@ def check_content(content_type: str, content_encoding: str) -> None:
     """Refuses what is declared to be something else. Any other type goes, because clients often send a wrong one."""
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in _FORMS:
-        raise UnsupportedMediaType(f"Content-Type is {media_type}; send a JSON object as application/json.")
+        raise UnsupportedMediaType(
+            f"Content-Type is {media_type}; send a JSON object as application/json "
+            "(curl: add -H 'Content-Type: application/json')."
+        )
     if content_encoding.strip().lower() not in ("", "identity"):
         raise UnsupportedMediaType(f"Content-Encoding is {content_encoding}; send the body uncompressed.")
 

@@ -7,7 +7,7 @@ that describe ranks are the same on every gateway; those that describe requests 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -38,40 +38,22 @@ class GatewayMetrics:
         self._clock = clock
         self.registry = registry = CollectorRegistry()
         rank = ("dp_rank",)
-        self.time_to_first_token = Histogram(
-            "muster:time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            rank,
-            buckets=_LATENCY_S,
-            registry=registry,
+
+        def per_rank(name: str, description: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"muster:{name}", description, rank, buckets=buckets, registry=registry)
+
+        self.time_to_first_token = per_rank(
+            "time_to_first_token_seconds", "From a request's arrival to its first token.", _LATENCY_S
         )
-        self.inter_token_latency = Histogram(
-            "muster:inter_token_latency_seconds",
+        self.inter_token_latency = per_rank(
+            "inter_token_latency_seconds",
             "Between two tokens of a choice; tokens that came together share the wait.",
-            rank,
-            buckets=_TOKEN_LATENCY_S,
-            registry=registry,
+            _TOKEN_LATENCY_S,
         )
-        self.e2e_latency = Histogram(
-            "muster:e2e_request_latency_seconds",
-            "From a request's arrival to its end.",
-            rank,
-            buckets=_LATENCY_S,
-            registry=registry,
-        )
-        self.prompt_tokens = Histogram(
-            "muster:request_prompt_tokens",
-            "Prompt tokens per finished request.",
-            rank,
-            buckets=_TOKENS,
-            registry=registry,
-        )
-        self.generation_tokens = Histogram(
-            "muster:request_generation_tokens",
-            "Generated tokens per finished request, over its choices.",
-            rank,
-            buckets=_TOKENS,
-            registry=registry,
+        self.e2e_latency = per_rank("e2e_request_latency_seconds", "From a request's arrival to its end.", _LATENCY_S)
+        self.prompt_tokens = per_rank("request_prompt_tokens", "Prompt tokens per finished request.", _TOKENS)
+        self.generation_tokens = per_rank(
+            "request_generation_tokens", "Generated tokens per finished request, over its choices.", _TOKENS
         )
         self.request_success = Counter(
             "muster:request_success",

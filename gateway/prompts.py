@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TypeVar
 
 from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.openai.chat_request import Conversation
 from gateway.openai.completion_request import CompletionRequest, Prompt
 from gateway.openai.completion_response import PromptText
+from gateway.openai.options import GenerationOptions
 from gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -27,7 +29,7 @@ async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_m
     """Raises InvalidRequest for a prompt of no tokens and ContextLengthExceeded for one that leaves no room."""
     for text in request.prompts:
         if isinstance(text, str) and request.options.truncate_prompt_tokens is None:
-            _check_size(text, tokenizer, max_model_len, "prompt")
+            check_size(text, tokenizer, max_model_len, "prompt")
     size = sum(len(prompt) for prompt in request.prompts)
     prompts = await off_loop(size, lambda: [_encode_prompt(p, request, tokenizer) for p in request.prompts])
     for prompt in prompts:
@@ -42,7 +44,7 @@ async def encode_conversation(
     texts = [str(message.get("content")) for message in conversation.messages]
     size = sum(map(len, texts))
     if truncate_to is None:
-        _check_size(max(texts, key=len), tokenizer, max_model_len, "messages")
+        check_size(max(texts, key=len), tokenizer, max_model_len, "messages")
     token_ids = await off_loop(
         size,
         lambda: tokenizer.encode_chat(
@@ -64,13 +66,22 @@ def check_context(token_ids: tuple[int, ...], max_model_len: int, param: str, *,
         raise ContextLengthExceeded(len(token_ids), max_model_len, param=param)
 
 
-def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+async def spell_bad_words(options: GenerationOptions, tokenizer: Tokenizer) -> GenerationOptions:
+    """The options with their bad words as token ids; once per request, however many prompts it has."""
+    if not options.bad_words:
+        return options
+    size = sum(map(len, options.bad_words))
+    bad_words = await off_loop(size, lambda: _bad_word_ids(options.bad_words, tokenizer))
+    return replace(options, sampling=replace(options.sampling, bad_words=bad_words))
+
+
+def _bad_word_ids(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """The ways a word is spelled in ids: at a text's beginning and after a space."""
     spelled = (tokenizer.encode(text) for word in words for text in (word, f" {word.lstrip()}"))
     return tuple(dict.fromkeys(tuple(ids) for ids in spelled if ids))
 
 
-def _check_size(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
+def check_size(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) -> None:
     """Refuses what cannot fit before minutes are spent on tokenizing it."""
     fewest = tokenizer.fewest_tokens(text)
     if fewest > max_model_len:

@@ -43,7 +43,6 @@ class Roster:
 
     sequence: int
     head_incarnation: int
-    deployment_id: str = ""
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     gateways: tuple[str, ...] = ()
 
@@ -68,7 +67,7 @@ class RankLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """The load of all ranks that ever reported; `sequence` compares only within one `head_incarnation`."""
+    """The load of the live ranks that have reported; `sequence` compares only within one `head_incarnation`."""
 
     sequence: int
     head_incarnation: int

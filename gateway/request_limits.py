@@ -1,7 +1,8 @@
-"""What a model and a deployment can take of a request; pure."""
+"""What both front ends, a model and a deployment can take of a request; pure."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from muster import v1 as wire
@@ -10,7 +11,21 @@ from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.generation_request import GenerationRequest
 
 MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024  # the engine's own limit
+MAX_SALT_CHARS = 256
+MAX_REQUEST_ID_CHARS = 128
+# A header of REST and a metadata key of gRPC.
 RANK_KEY = "x-data-parallel-rank"
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def valid_traceparent(value: str) -> str:
+    """The trace context, or empty: by the standard a malformed one starts a new trace and is no error."""
+    return value if _TRACEPARENT.fullmatch(value) else ""
 
 
 def check_request(request: GenerationRequest, model: wire.ModelInfo, ranks: Sequence[int]) -> int:

@@ -24,10 +24,3 @@ class AppSettings:
     any_model_name: bool = False
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
-
-
-class Lifecycle:
-    """Whether this gateway takes requests; switched by the process that is told to stop."""
-
-    def __init__(self) -> None:
-        self.draining = False

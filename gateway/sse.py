@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import orjson
 
-MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 # A comment; clients skip it, proxies and Node's fetch see that the stream is alive.
 PING = b": ping\n\n"

@@ -60,11 +60,6 @@ class Tokenizer:
             raise TokenizerError("tokenizer archive: the vocabulary is empty")
         return Tokenizer(vocabulary)
 
-    @property
-    def adds_bos(self) -> bool:
-        """Whether prompts begin with a token that text does not spell."""
-        return bool(self._prefix_ids)
-
     def encode(self, text: str, *, parse_special: bool = False, add_special: bool = False) -> list[int]:
         """Token ids of `text`.
 

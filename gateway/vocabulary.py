@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import tokenizers
 
@@ -40,7 +40,6 @@ class Vocabulary:
     strips_leading_space: bool = False
     bos_token: str = ""
     eos_token: str = ""
-    template_variables: dict[str, object] = field(default_factory=dict)
     chat_template: str | None = None
 
 

@@ -39,7 +39,6 @@ def to_roster(roster: wire.Roster) -> Roster:
     return Roster(
         sequence=roster.sequence,
         head_incarnation=roster.head_incarnation,
-        deployment_id=roster.deployment_id,
         ranks={entry.rank: _to_rank(entry) for entry in roster.ranks},
         gateways=tuple(sorted(gateway.name for gateway in roster.gateways)),
     )

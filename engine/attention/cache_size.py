@@ -26,7 +26,8 @@ def choose_num_blocks(
     max_num_seqs: int,
     device: torch.device,
 ) -> int:
-    """Returns the number of blocks; raises CacheSizeError when one longest sequence would not fit.
+    """Returns the number of blocks; raises CacheSizeError when one longest sequence would not fit or the host's free
+    memory is less than what was asked for.
 
     `num_blocks` wins over `kv_cache_bytes`, which wins over the default: 15 % of free memory and at most 4 GiB
     on a CPU, 85 % of free memory on a device, and never more than max_num_seqs longest sequences can use.
@@ -38,14 +39,28 @@ def choose_num_blocks(
         if kv_cache_bytes is None:
             num_blocks = min(num_blocks, blocks_per_sequence * max_num_seqs)
     if num_blocks < blocks_per_sequence:
-        needed = blocks_per_sequence * bytes_per_block
+        fix = f", or lower max_model_len to {num_blocks * block_size} or less" if num_blocks > 0 else ""
         raise CacheSizeError(
-            f"the KV cache of {num_blocks} blocks ({num_blocks * bytes_per_block / 2**20:.0f} MiB) cannot hold one "
+            f"the KV cache of {num_blocks} blocks ({_mebibytes(num_blocks * bytes_per_block)}) cannot hold one "
             f"sequence of max_model_len {max_model_len} tokens, which takes {blocks_per_sequence} blocks "
-            f"({needed / 2**20:.0f} MiB): give the cache more memory, or lower max_model_len to "
-            f"{max(0, num_blocks) * block_size} or less"
+            f"({_mebibytes(blocks_per_sequence * bytes_per_block)}): raise kv_cache_memory or num_blocks{fix}"
         )
+    _check_host_memory(num_blocks * bytes_per_block, device)
     return num_blocks
+
+
+def _check_host_memory(num_bytes: int, device: torch.device) -> None:
+    """The kernel promises pages that it does not have and kills a process when they are touched, in the middle of
+    somebody's request. A device refuses by itself."""
+    if device.type == "cpu" and num_bytes > (free := _free_host_memory()):
+        raise CacheSizeError(
+            f"the KV cache would take {_mebibytes(num_bytes)} and the host has {_mebibytes(free)} free: "
+            f"lower kv_cache_memory or num_blocks"
+        )
+
+
+def _mebibytes(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.3g} MiB" if num_bytes < 100 << 20 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def default_cache_bytes(device: torch.device) -> int:

@@ -52,10 +52,6 @@ class GgufTensor:
     offset: int  # from the start of the file
     size: int  # bytes; 0 when the type is unknown
 
-    @property
-    def num_elements(self) -> int:
-        return prod(self.shape)
-
 
 class GgufFile:
     """A mapped GGUF file. Raises CheckpointError for anything that is not one, or not all of one."""

@@ -104,8 +104,7 @@ class Sampler:
         banned: dict[int, list[int]] = {}
         for row, (sequence, plan) in enumerate(zip(sequences, plans, strict=True)):
             if plan.bad_words or plan.min_tokens:
-                num_generated = sequence.num_tokens - sequence.num_prompt_tokens
-                ids = plan.banned(sequence.token_ids, num_generated)
+                ids = plan.banned(sequence.token_ids, sequence.num_output_tokens)
                 if ids:
                     banned[row] = ids
         if not banned:

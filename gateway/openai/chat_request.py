@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.errors import InvalidRequest
-from gateway.openai.fields import Fields
+from gateway.openai.fields import Fields, shown
 from gateway.openai.options import (
-    MAX_LOGPROBS,
     GenerationOptions,
     ModelLimits,
     StreamOptions,
@@ -20,6 +19,7 @@ from gateway.openai.options import (
     parse_stream_options,
 )
 from gateway.openai.unsupported import refuse_unsupported
+from gateway.request_limits import MAX_LOGPROBS
 
 _MAX_MESSAGES = 4096
 _MAX_TOOLS = 128
@@ -130,7 +130,7 @@ def _parse_part(part: object, param: str) -> Message:
     kind = part.get("type")
     if kind not in _TEXT_PARTS:
         raise InvalidRequest(
-            f"{param}.type", f"Invalid '{param}.type': got {str(kind)[:40]!r}; this model reads only 'text' parts."
+            f"{param}.type", f"Invalid '{param}.type': got {shown(kind)}; this model reads only 'text' parts."
         )
     if not isinstance(part.get("text"), str):
         raise InvalidRequest(f"{param}.text", f"Invalid '{param}.text': expected a string.")

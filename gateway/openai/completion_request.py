@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, valid_token_ids
 from gateway.openai.options import (
-    MAX_LOGPROBS,
     GenerationOptions,
     ModelLimits,
     StreamOptions,
@@ -18,6 +17,7 @@ from gateway.openai.options import (
     parse_stream_options,
 )
 from gateway.openai.unsupported import refuse_unsupported
+from gateway.request_limits import MAX_LOGPROBS
 
 Prompt = str | tuple[int, ...]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, overload
 
+import orjson
+
 from gateway.errors import InvalidRequest
 
 _SHOWN = 60  # characters of a wrong value that are quoted back
@@ -25,9 +27,8 @@ class Fields:
         return self._values.get(name)
 
     def refuse(self, name: str, expected: str) -> NoReturn:
-        shown = repr(self._values.get(name))
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-        raise InvalidRequest(self.path(name), f"Invalid '{self.path(name)}': got {shown}, expected {expected}.")
+        given = shown(self._values.get(name))
+        raise InvalidRequest(self.path(name), f"Invalid '{self.path(name)}': got {given}, expected {expected}.")
 
     def missing(self, name: str) -> NoReturn:
         raise InvalidRequest(
@@ -55,14 +56,12 @@ class Fields:
             self.refuse(name, f"an integer from {low} to {high}")
         return number
 
-    def number(self, name: str, *, low: float, high: float, above_low: bool = False) -> float | None:
+    def number(self, name: str, *, low: float, high: float) -> float | None:
         value = self._values.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             self.refuse(name, f"a number from {low:g} to {high:g}")
-        if above_low and value <= low:
-            self.refuse(name, f"a number greater than {low:g}")
         return float(value)
 
     def string(self, name: str, *, max_length: int) -> str | None:
@@ -112,13 +111,21 @@ class Fields:
         return value
 
 
+def shown(value: object) -> str:
+    """A client's value as JSON, shortened, for messages; a value that is too deep to write is named by its kind."""
+    try:
+        text = orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        return "a deeply nested object" if isinstance(value, dict) else "a deeply nested list"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
 def valid_token_ids(values: Sequence[object], param: str, vocab_size: int) -> tuple[int, ...]:
     """Checks that every value is an id of the vocabulary: a wrong one must never reach a tensor index."""
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocab_size:
-            shown = repr(value)[:_SHOWN]
             raise InvalidRequest(
-                param, f"Invalid '{param}': got {shown}, expected token ids from 0 to {vocab_size - 1}."
+                param, f"Invalid '{param}': got {shown(value)}, expected token ids from 0 to {vocab_size - 1}."
             )
     return tuple(values)  # type: ignore[arg-type]  # checked above
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Sampling
-from gateway.openai.fields import Fields
+from gateway.openai.fields import Fields, shown
+from gateway.request_limits import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
 
-MAX_LOGPROBS = 20
-MAX_CHOICES = 128
-_MAX_STOP_STRINGS = 16
-_MAX_STOP_LENGTH = 1024
-_MAX_IDS = 4096
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
 
@@ -72,11 +76,11 @@ def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
         raise InvalidRequest("prompt_logprobs", "'prompt_logprobs' cannot be streamed; send stream false.")
     return GenerationOptions(
         sampling=_parse_sampling(fields, limits),
-        bad_words=fields.strings("bad_words", max_items=128, max_length=_MAX_STOP_LENGTH),
+        bad_words=fields.strings("bad_words", max_items=128, max_length=MAX_STOP_CHARS),
         min_tokens=fields.integer("min_tokens", 0, low=0, high=limits.max_model_len),
-        stop_token_ids=fields.token_ids("stop_token_ids", vocab_size=limits.vocab_size, max_items=_MAX_IDS),
+        stop_token_ids=fields.token_ids("stop_token_ids", vocab_size=limits.vocab_size, max_items=MAX_STOP_IDS),
         ignore_eos=fields.boolean("ignore_eos"),
-        stop_strings=fields.strings("stop", max_items=_MAX_STOP_STRINGS, max_length=_MAX_STOP_LENGTH),
+        stop_strings=fields.strings("stop", max_items=MAX_STOP_STRINGS, max_length=MAX_STOP_CHARS),
         include_stop_string=fields.boolean("include_stop_str_in_output"),
         n=n,
         prompt_logprobs=prompt_logprobs,
@@ -86,9 +90,9 @@ def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
         truncate_prompt_tokens=_parse_truncation(fields, limits),
         rank=fields.integer("routed_dp_rank", low=0, high=_INT32),
         priority=fields.integer("priority", 0, low=-_INT32, high=_INT32),
-        cache_salt=fields.string("cache_salt", max_length=256) or "",
+        cache_salt=fields.string("cache_salt", max_length=MAX_SALT_CHARS) or "",
         affinity=fields.string("session_id", max_length=256) or fields.string("prompt_cache_key", max_length=256),
-        request_id=fields.string("request_id", max_length=128),
+        request_id=fields.string("request_id", max_length=MAX_REQUEST_ID_CHARS),
     )
 
 
@@ -129,7 +133,7 @@ def _parse_sampling(fields: Fields, limits: ModelLimits) -> Sampling:
         min_p=fields.number("min_p", low=0.0, high=1.0),
         presence_penalty=fields.number("presence_penalty", low=-2.0, high=2.0),
         frequency_penalty=fields.number("frequency_penalty", low=-2.0, high=2.0),
-        repetition_penalty=fields.number("repetition_penalty", low=0.0, high=100.0, above_low=True),
+        repetition_penalty=fields.number("repetition_penalty", low=0.01, high=100.0),
         seed=fields.integer("seed", low=-_INT64 - 1, high=_INT64),
         logit_bias=_parse_logit_bias(fields, limits),
         allowed_token_ids=allowed,
@@ -142,7 +146,7 @@ def _parse_logit_bias(fields: Fields, limits: ModelLimits) -> Mapping[int, float
     biases: dict[int, float] = {}
     for key, bias in entries.items():
         if not (key.isascii() and key.isdigit() and len(key) < 20 and int(key) < limits.vocab_size):
-            fields.refuse("logit_bias", f"token ids from 0 to {limits.vocab_size - 1} as keys, not {key[:20]!r}")
+            fields.refuse("logit_bias", f"token ids from 0 to {limits.vocab_size - 1} as keys, not {shown(key)}")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             fields.refuse("logit_bias", f"a number from -100 to 100 for id {key}")
         biases[int(key)] = float(bias)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import InvalidRequest
-from gateway.openai.fields import Fields
+from gateway.openai.fields import Fields, shown
 
 # Refused whenever they hold anything but null or an empty value.
 _REFUSED: Mapping[str, str] = {
@@ -50,8 +50,8 @@ def refuse_unsupported(fields: Fields) -> None:
 def _refuse_formats(fields: Fields) -> None:
     response_format = fields.nested("response_format")
     if response_format is not None and response_format.raw("type") != "text":
-        kind = str(response_format.raw("type"))[:40]
-        raise _unsupported("response_format", f'type \'{kind}\' is not supported; send {{"type": "text"}}')
+        kind = shown(response_format.raw("type"))
+        raise _unsupported("response_format", f'type {kind} is not supported; send {{"type": "text"}}')
 
 
 def _refuse_tools(fields: Fields) -> None:

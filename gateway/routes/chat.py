@@ -13,11 +13,10 @@ from gateway.generation_request import GenerationRequest
 from gateway.openai.chat_request import ChatRequest, parse_chat
 from gateway.openai.chat_response import ChatCollector, ChatShape, ChatStream
 from gateway.openai.logprobs import LogprobWriter
-from gateway.prompts import encode_conversation
+from gateway.prompts import encode_conversation, spell_bad_words
 from gateway.routes.serving import (
     ServedModel,
     Serving,
-    answer,
     chosen_rank,
     envelope,
     generation_request,
@@ -34,7 +33,7 @@ class ChatCompletions:
     async def create(self, request: Request) -> Response | EventStream:
         self._serving.open_for_requests()
         model, chat = await read_object(request, self._parse)
-        options = chat.options
+        options = await spell_bad_words(chat.options, model.tokenizer)
         rank = chosen_rank(request, options, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
             chat.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
@@ -62,8 +61,8 @@ class ChatCompletions:
         )
         if chat.stream.stream:
             events = self._stream(generation, model, ChatStream(shape, chat.stream))
-            return EventStream(events, ping_interval_s=self._serving.settings.ping_interval_s)
-        return await answer(request, self._collect(generation, model, ChatCollector(shape)))
+            return self._serving.stream(events)
+        return await self._serving.answer(request, self._collect(generation, model, ChatCollector(shape)))
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, ChatRequest]:
         model = self._serving.model(body.get("model"))

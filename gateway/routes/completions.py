@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request
@@ -15,11 +16,10 @@ from gateway.merged_streams import merged
 from gateway.openai.completion_request import CompletionRequest, parse_completion
 from gateway.openai.completion_response import CompletionCollector, CompletionShape, CompletionStream
 from gateway.openai.logprobs import LogprobWriter
-from gateway.prompts import encode_prompts
+from gateway.prompts import encode_prompts, spell_bad_words
 from gateway.routes.serving import (
     ServedModel,
     Serving,
-    answer,
     chosen_rank,
     envelope,
     generation_request,
@@ -37,14 +37,15 @@ class Completions:
         self._serving.open_for_requests()
         model, completion = await read_object(request, self._parse)
         rank = chosen_rank(request, completion.options, self._serving.cluster.num_ranks)
+        completion = replace(completion, options=await spell_bad_words(completion.options, model.tokenizer))
         shape = await self._shape(request, model, completion)
         generations = [
             self._generation(request, model, completion, shape, number, rank) for number in range(len(shape.prompts))
         ]
         if completion.stream.stream:
             events = self._stream(generations, model, CompletionStream(shape, completion.stream))
-            return EventStream(events, ping_interval_s=self._serving.settings.ping_interval_s)
-        return await answer(request, self._collect(generations, model, CompletionCollector(shape)))
+            return self._serving.stream(events)
+        return await self._serving.answer(request, self._collect(generations, model, CompletionCollector(shape)))
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, CompletionRequest]:
         model = self._serving.model(body.get("model"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
@@ -14,23 +14,23 @@ from muster import v1 as wire
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import Draining, InvalidRequest, Loading, ModelNotFound
-from gateway.event_stream import until_disconnect
+from gateway.errors import InvalidRequest, Loading, ModelNotFound
+from gateway.event_stream import EventStream, until_disconnect
 from gateway.generation_request import GenerationRequest
 from gateway.json_body import check_content, parse_object
+from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import CLIENT_LEFT
 from gateway.middleware.request_id import sanitized
 from gateway.openai.envelope import Envelope
+from gateway.openai.fields import shown
 from gateway.openai.options import GenerationOptions, ModelLimits
 from gateway.ports import Cluster, Metrics, TextGenerator
-from gateway.prompts import bad_word_ids, off_loop
-from gateway.settings import AppSettings, Lifecycle
+from gateway.prompts import off_loop
+from gateway.request_limits import RANK_KEY, valid_traceparent
+from gateway.settings import AppSettings
 from gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
-
-RANK_HEADER = "x-data-parallel-rank"
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Serving:
     def open_for_requests(self) -> None:
         """Raises Draining when this gateway is about to stop."""
         if self.lifecycle.draining:
-            raise Draining("This gateway is stopping. Send the request again; another one will answer.")
+            raise self.lifecycle.error()
 
     def model(self, name: object) -> ServedModel:
         """The model asked for; without a name the one that is served. Raises Loading and ModelNotFound."""
@@ -62,6 +62,26 @@ class Serving:
         if self.settings.any_model_name:
             return ServedModel(_preferred(models[0]), models[0], tokenizer)
         raise ModelNotFound(str(name)[:200], [served for model in models for served in model.served_model_names])
+
+    async def answer(self, request: Request, work: Coroutine[Any, Any, Mapping[str, object]]) -> Response:
+        """Runs `work` for as long as the client waits for it. A client that leaves cancels it, and with it the request
+        in the engine: servers only notice that by themselves for streams."""
+        task = asyncio.create_task(work, name="answer")
+        gone = asyncio.create_task(until_disconnect(request.receive), name="answer-disconnect")
+        try:
+            with self.lifecycle.answering(task):
+                await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if task.cancelled():
+                raise self.lifecycle.error()
+            return json_response(task.result()) if task.done() else Response(status_code=CLIENT_LEFT)
+        finally:
+            task.cancel()
+            gone.cancel()
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
+        """Sends the bytes of each event as they come."""
+        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +108,6 @@ def json_response(body: Mapping[str, object], status: int = 200, headers: Mappin
     return Response(orjson.dumps(body), status_code=status, headers=dict(headers or {}), media_type="application/json")
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, object]]) -> Response:
-    """Runs `work` for as long as the client waits for it. A client that leaves cancels it, and with it the request in
-    the engine: servers only notice that by themselves for streams."""
-    task = asyncio.create_task(work, name="answer")
-    gone = asyncio.create_task(until_disconnect(request.receive), name="answer-disconnect")
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        return json_response(task.result()) if task.done() else Response(status_code=CLIENT_LEFT)
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
 def envelope(request: Request, options: GenerationOptions, model: ServedModel, prefix: str, version: str) -> Envelope:
     """The header wins over the body for the request's id."""
     own_id = "" if "x-request-id" in request.headers else sanitized(options.request_id or "")
@@ -115,15 +121,15 @@ def envelope(request: Request, options: GenerationOptions, model: ServedModel, p
 
 def chosen_rank(request: Request, options: GenerationOptions, num_ranks: int) -> int | None:
     """The global rank the client insists on. A wrong one is an error: ignoring it would hide routing bugs."""
-    text = request.headers.get(RANK_HEADER)
+    text = request.headers.get(RANK_KEY)
     if text is None and options.rank is None:
         return None
-    param = RANK_HEADER if text is not None else "routed_dp_rank"
+    param = RANK_KEY if text is not None else "routed_dp_rank"
     rank = options.rank if text is None else int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip()) else None
     if rank is None or rank >= num_ranks:
         valid = ", ".join(map(str, range(num_ranks))) if num_ranks <= 16 else f"0 to {num_ranks - 1}"
-        given = (text or str(rank))[:20]
-        raise InvalidRequest(param, f"Invalid '{param}': got {given!r}; valid ranks are {valid or 'none yet'}.")
+        given = shown(options.rank if text is None else text)
+        raise InvalidRequest(param, f"Invalid '{param}': got {given}; valid ranks are {valid or 'none yet'}.")
     return rank
 
 
@@ -140,13 +146,13 @@ def generation_request(
     rank: int | None,
     timeout_s: float | None,
 ) -> GenerationRequest:
-    """What goes to the cluster. The bound on tokens is lowered to what the context has left."""
+    """What goes to the cluster; `options` have their bad words spelled. The bound on tokens is lowered to what the
+    context has left."""
     room = model.info.max_model_len - len(prompt_token_ids)
-    traceparent = request.headers.get("traceparent", "")
     return GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
-        sampling=replace(options.sampling, bad_words=bad_word_ids(options.bad_words, model.tokenizer)),
+        sampling=options.sampling,
         max_tokens=None if max_tokens is None else min(max_tokens, room),
         min_tokens=min(options.min_tokens, room),
         stop_token_ids=options.stop_token_ids,
@@ -162,7 +168,7 @@ def generation_request(
         cache_salt=options.cache_salt,
         affinity=options.affinity or request.headers.get("x-session-id", "")[:256] or None,
         timeout_s=timeout_s,
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
+        traceparent=valid_traceparent(request.headers.get("traceparent", "")),
     )
 
 

@@ -27,7 +27,7 @@ class Tokenization:
         body = await read_object(request, dict)
         fields = Fields(body)
         model = self._serving.model(fields.raw("model"))
-        length = int(request.headers.get("content-length", "0") or 0)
+        length = len(await request.body())  # kept since it was read; a chunked body has no declared length
         token_ids = await off_loop(length, lambda: _token_ids(fields, model.tokenizer))
         answer: dict[str, object] = {
             "count": len(token_ids),

@@ -7,6 +7,10 @@ import logging
 import sys
 import time
 
+_MAX_CHARACTERS = 8192
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ESCAPES = {code: "\n    " if chr(code) == "\n" else repr(chr(code))[1:-1] for code in _CONTROLS}
+
 
 def set_up_logging(level: str, log_format: str, process: str) -> None:
     """Sends all log records to stderr. `process` is named in JSON lines; in text the launcher puts it in front."""
@@ -49,7 +53,14 @@ class JsonFormatter(logging.Formatter):
 
 
 def _message(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    message = record.getMessage()
+    message = _harmless(record.getMessage())
     if record.exc_info:
         message += "\n" + formatter.formatException(record.exc_info)
     return message
+
+
+def _harmless(text: str) -> str:
+    """Names from the wire are quoted in messages: they can neither begin a line of their own, nor steer a terminal, nor
+    fill a disk."""
+    text = text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}… ({len(text)} characters)"
+    return text.translate(_ESCAPES)

@@ -15,7 +15,6 @@ from services.cli.flag import FlagValueError
 from services.cli.parser import build_parser
 from services.launcher.parent_death import end_with_parent
 
-EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 

@@ -13,12 +13,13 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import read_flags
+from services.rpc.channels import dial_blocking
 
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_flags(flag_table.STATUS, namespace, environment)
     target: str = values["head_target"]
-    with grpc.insecure_channel(target) as channel:
+    with dial_blocking(target) as channel:
         stub = wire.RendezvousServiceStub(channel)
         try:
             deployment = stub.GetDeployment(wire.GetDeploymentRequest(), timeout=values["timeout"])

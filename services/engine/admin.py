@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, NoReturn
 
 import grpc
@@ -13,14 +12,8 @@ from services.engine import errors
 from services.engine.drain import Drain
 from services.engine.intake import Intake
 from services.engine.state import EngineState
-from services.rpc.errors import FieldViolation, RpcError
-
-_LEVELS = {
-    wire.LOG_LEVEL_DEBUG: logging.DEBUG,
-    wire.LOG_LEVEL_INFO: logging.INFO,
-    wire.LOG_LEVEL_WARNING: logging.WARNING,
-    wire.LOG_LEVEL_ERROR: logging.ERROR,
-}
+from services.rpc.errors import RpcError, invalid_field
+from services.rpc.log_level import set_log_level
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,6 +44,9 @@ class AdminServicer(wire.AdminServiceServicer):
         self._drain.end()
         return wire.UndrainResponse(results=[wire.RankResult(rank=rank, message="takes requests")])
 
+    async def Restart(self, request: wire.RestartRequest, context: _Context) -> wire.RestartResponse:
+        _not_served("Restart", "ask the head, which waits for the rank's return")
+
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: _Context
     ) -> wire.ResetPrefixCacheResponse:
@@ -64,12 +60,7 @@ class AdminServicer(wire.AdminServiceServicer):
 
     async def SetLogLevel(self, request: wire.SetLogLevelRequest, context: _Context) -> wire.SetLogLevelResponse:
         rank = self._select(request.selector)
-        level = _LEVELS.get(request.level)
-        if level is None:
-            names = ", ".join(wire.LogLevel.Name(known) for known in _LEVELS)
-            raise _invalid("level", f"is {request.level}; must be one of {names}")
-        logging.getLogger().setLevel(level)
-        result = wire.RankResult(rank=rank, message=f"log level {logging.getLevelName(level)}")
+        result = wire.RankResult(rank=rank, message=f"log level {set_log_level(request.level)}")
         return wire.SetLogLevelResponse(results=[result])
 
     async def Pause(self, request: wire.PauseRequest, context: _Context) -> wire.PauseResponse:
@@ -95,17 +86,8 @@ class AdminServicer(wire.AdminServiceServicer):
         if rank is None:
             raise errors.unavailable("ENGINE_JOINING", "the head has not assigned a rank to this engine yet")
         if selector.ranks and rank not in selector.ranks:
-            raise _invalid("selector.ranks", f"leaves out rank {rank}, the only one here; ask the head for others")
+            raise invalid_field("selector.ranks", f"leaves out rank {rank}, the only one here; ask the head for others")
         return rank
-
-
-def _invalid(field: str, description: str) -> RpcError:
-    return RpcError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"{field} {description}",
-        reason="INVALID_REQUEST",
-        violations=(FieldViolation(field, description),),
-    )
 
 
 def _not_served(method: str, instead: str) -> NoReturn:

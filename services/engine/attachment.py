@@ -7,14 +7,13 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import grpc
 from muster import v1 as wire
 
 from engine.request import TokenOutput
 from services.engine import errors
 from services.engine.intake import Intake
 from services.engine.outbox import Outbox
-from services.rpc.errors import FieldViolation, RpcError
+from services.rpc.errors import RpcError, invalid_field
 
 _log = logging.getLogger(__name__)
 
@@ -159,12 +158,7 @@ def check_open(frame: wire.AttachRequest | None) -> wire.OpenAttachment:
 
 
 def _protocol_error(field: str, description: str) -> RpcError:
-    return RpcError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"{field} {description}",
-        reason="PROTOCOL_ERROR",
-        violations=(FieldViolation(field, description),),
-    )
+    return invalid_field(field, description, reason="PROTOCOL_ERROR")
 
 
 def _timeout_s(submit: wire.Submit) -> float | None:
@@ -172,11 +166,5 @@ def _timeout_s(submit: wire.Submit) -> float | None:
         return None
     timeout_s = submit.timeout.seconds + submit.timeout.nanos / 1e9
     if timeout_s <= 0:
-        description = f"is {timeout_s:g} s; must be greater than 0, or absent to wait for ever"
-        raise RpcError(
-            grpc.StatusCode.INVALID_ARGUMENT,
-            f"timeout {description}",
-            reason="INVALID_REQUEST",
-            violations=(FieldViolation("timeout", description),),
-        )
+        raise invalid_field("timeout", f"is {timeout_s:g} s; must be greater than 0, or absent to wait for ever")
     return timeout_s if timeout_s < _LONGEST_TIMEOUT_S else None

@@ -71,8 +71,15 @@ class Loading(Generic[T]):
 
 def build_from_checkpoint(config: EngineConfig, progress: Callable[[Phase, int, int], None]) -> BuiltEngine:
     """Imports torch and builds the engine; for the loader's thread."""
-    from engine.build import build_engine
+    from engine.errors import CheckpointError
 
+    try:
+        from engine.build import build_engine
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy"):
+            raise
+        message = f"an engine needs {error.name}, which is not here; install Muster's extra cpu, or cuda on a GPU host"
+        raise CheckpointError(message) from error
     return build_engine(config, progress)
 
 

@@ -52,6 +52,7 @@ class Commands(Protocol):
     def drain(self, timeout_s: float | None) -> None: ...
     def undrain(self) -> None: ...
     def stop(self, reason: str, timeout_s: float | None) -> None: ...
+    def restart(self, reason: str, timeout_s: float | None) -> None: ...
 
 
 class Membership:
@@ -158,7 +159,8 @@ class Membership:
         elif kind == "undrain":
             self._commands.undrain()
         elif kind == "stop":
-            self._commands.stop(response.stop.reason or "asked by the head", _seconds(response.stop))
+            end = self._commands.restart if response.stop.restart else self._commands.stop
+            end(response.stop.reason or "asked by the head", _seconds(response.stop))
         else:
             _log.warning("the head sent %s, which this engine does not know; ignored", kind)
 
@@ -169,7 +171,10 @@ class Membership:
             self._lost_since = now
         if now >= self._complained_at + _COMPLAINT_INTERVAL_S:
             self._complained_at = now
-            _log.warning(
+            # Engine and head are started together: that the head is not there at once is no cause for worry.
+            is_start = self._state.now.rank is None and now == self._lost_since
+            _log.log(
+                logging.INFO if is_start else logging.WARNING,
                 "no lease from the head at %s for %.0f s, still trying (%s)",
                 self._head_target,
                 now - self._lost_since,

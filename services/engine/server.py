@@ -48,6 +48,7 @@ ADMIN_SERVICE = "muster.v1.AdminService"
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
+EXIT_RESTART = 75  # the head wants a new process of this rank
 
 # How long the parts of a stop may take once no request is live.
 _ABORT_TIMEOUT_S = 2.0
@@ -108,7 +109,6 @@ class EngineProcess:
             await self._server.stop(0)
             return EXIT_FAILED
         await self._server.start()
-        self._server.set_serving("", True)
         self._server.set_serving(ADMIN_SERVICE, True)
         membership = self._spawn(self._register(), "membership")
         others = [
@@ -136,6 +136,10 @@ class EngineProcess:
     def stop(self, reason: str, timeout_s: float | None) -> None:
         """The head asks the process to end."""
         self._end(EXIT_STOPPED, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
+
+    def restart(self, reason: str, timeout_s: float | None) -> None:
+        """The head asks for a new process of this rank."""
+        self._end(EXIT_RESTART, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
 
     def _listen(self) -> tuple[str, ...]:
         options = self._options
@@ -204,11 +208,15 @@ class EngineProcess:
         _log.info("loaded %s in %.1f s", facts.architecture, time.monotonic() - started)
 
     async def _announce_serving(self) -> None:
-        """Health says SERVING while requests are admitted: from the head's acceptance on, except in a drain."""
+        """Health says SERVING while requests are admitted: from the head's acceptance on, except in a drain.
+
+        The process as a whole, "", is as ready as its EngineService, as it is with gateways.
+        """
         while True:
             snapshot = self._state.now
             serving = snapshot.accepted and not snapshot.draining and not snapshot.stop_reason
-            self._server.set_serving(ENGINE_SERVICE, serving)
+            for name in ("", ENGINE_SERVICE):
+                self._server.set_serving(name, serving)
             await self._state.newer_than(self._state.version)
 
     async def _obey_signals(self, stop: asyncio.Event) -> None:
@@ -216,12 +224,13 @@ class EngineProcess:
         self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
 
     async def _stop(self, ending: _Ending, membership: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
-        log = _log.info if ending.exit_code == EXIT_STOPPED else _log.error
+        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART} else _log.error
         log("stopping: %s", ending.reason)
         self._state.stopping(ending.reason)
         self._server.set_serving(ENGINE_SERVICE, False)
         self._server.set_serving("", False)
         await self._finish_requests(ending.timeout_s)
+        self._drain.close()
         self._feed.close()
         self._servicer.end_attachments()
         self._state.leave()

@@ -18,7 +18,7 @@ from services.engine.load_feed import LoadFeed
 from services.engine.mailboxes import Delta, Mailbox
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
-from services.rpc.errors import FieldViolation, RpcError
+from services.rpc.errors import invalid_field
 from services.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -131,13 +131,7 @@ class EngineServicer(wire.EngineServiceServicer):
     ) -> AsyncIterator[wire.WatchStatsResponse]:
         min_interval_s = request.min_interval.seconds + request.min_interval.nanos / 1e9
         if min_interval_s < 0:
-            description = f"is {min_interval_s:g} s; must be 0 or greater"
-            raise RpcError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"min_interval {description}",
-                reason="INVALID_REQUEST",
-                violations=(FieldViolation("min_interval", description),),
-            )
+            raise invalid_field("min_interval", f"is {min_interval_s:g} s; must be 0 or greater")
         version = self._load_feed.version
         while (stats := await self._load_feed.newer_than(version)) is not None:
             version = self._load_feed.version

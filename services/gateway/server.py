@@ -16,7 +16,8 @@ from gateway.app import build_app
 from gateway.backend import Backend
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
-from gateway.settings import AppSettings, Lifecycle
+from gateway.lifecycle import Lifecycle
+from gateway.settings import AppSettings
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.launcher.listening import listen_http
@@ -32,8 +33,11 @@ _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "muster.v1.InferenceService"
 _READINESS_POLL_S = 0.1
+_DRAIN_POLL_S = 0.05
 # Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
 _WAIT_UNTIL_READY_S = 10.0
+# What answers cut off at the shutdown timeout get to say so to their clients.
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +77,10 @@ async def run_gateway(options: GatewayOptions) -> int:
         _log.error("%s", error)
         await rpc.stop(0)
         return 1
-    await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
-    return 0
+    failure = await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
+    if failure:
+        _log.error("cannot serve: %s", failure)
+    return 1 if failure else 0
 
 
 def _http_sockets(options: GatewayOptions) -> tuple[list[socket.socket], int]:
@@ -116,24 +122,30 @@ class _Gateway:
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
         )
-        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s)
+        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
 
-    async def run(self, stop: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event) -> str:
+        """Ends after `stop`, or with the reason why this gateway can never serve."""
         self._backend.start()
         if self._options.wait_until_ready:
             await self._wait_until_ready(stop)
         await self._http.start()
         await self._rpc.start()
         announcing = asyncio.create_task(self._announce_readiness())
-        await stop.wait()
+        while not self._backend.cluster.tokenizer_problem:
+            if await _set_within(stop, _READINESS_POLL_S):
+                break
         announcing.cancel()
         await asyncio.wait([announcing])
+        failure = self._backend.cluster.tokenizer_problem
         await self._stop()
+        return "" if stop.is_set() else failure
 
     async def _wait_until_ready(self, stop: asyncio.Event) -> None:
         deadline = time.monotonic() + _WAIT_UNTIL_READY_S
-        while not self._backend.cluster.ready and time.monotonic() < deadline:
+        cluster = self._backend.cluster
+        while not (cluster.ready or cluster.tokenizer_problem) and time.monotonic() < deadline:
             if await _set_within(stop, _READINESS_POLL_S):
                 return
 
@@ -152,11 +164,19 @@ class _Gateway:
     async def _stop(self) -> None:
         timeout_s = self._options.shutdown_timeout_s
         _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
-        self._lifecycle.draining = True
+        self._lifecycle.drain(timeout_s)
         started = time.monotonic()
-        await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
+        await asyncio.gather(self._drain_http(started + timeout_s), self._rpc.stop(timeout_s))
         await self._backend.close()
         _log.info("stopped after %.1f s", time.monotonic() - started)
+
+    async def _drain_http(self, deadline: float) -> None:
+        """Goes on listening while answers run, so that probes and balancers hear 503 and not a refused connection."""
+        while True:
+            if self._backend.generator.num_open == 0 or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await self._http.stop()
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from muster import v1 as wire
 
+MAX_NAME_LENGTH = 255
 MAX_TARGETS = 16
 
 
@@ -89,6 +90,7 @@ class Offer:
 
 def check_introduction(hello: Introduction, rules: Rules) -> int:
     """The protocol revision that both sides speak; raises Rejection naming every field that differs."""
+    _check_names(hello)
     protocol = _common_protocol(hello, rules)
     wrong = [
         *_deployment_mismatches(hello, rules),
@@ -143,6 +145,21 @@ def check_offer(offer: Offer, served: Offer | None) -> None:
     )
     if wrong:
         raise Rejection(Fault.MISMATCH, "MODEL_MISMATCH", "the ranks that are ready serve something else", wrong)
+
+
+def _check_names(hello: Introduction) -> None:
+    """These are shown to people, in logs and terminals."""
+    wrong = tuple(
+        Mismatch(name, f"room for {MAX_NAME_LENGTH} printable characters", f"{value[:40]!r}…", "send a plain name")
+        for name, value in (
+            ("host", hello.host),
+            ("host_id", hello.host_id),
+            ("product_version", hello.product_version),
+        )
+        if len(value) > MAX_NAME_LENGTH or not value.isprintable()
+    )
+    if wrong:
+        raise Rejection(Fault.INVALID, "INVALID_HELLO", "the Hello frame cannot be shown", wrong)
 
 
 def _common_protocol(hello: Introduction, rules: Rules) -> int:

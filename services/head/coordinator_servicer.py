@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
-from services.head.errors import invalid
-from services.rpc.errors import RpcError
+from services.rpc.errors import RpcError, invalid_field
 
 DEFAULT_MIN_INTERVAL_S = 0.1
 LEAST_MIN_INTERVAL_S = 0.01
@@ -40,10 +40,10 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         size = self._control.rules.data_parallel_size
         async for report in request_iterator:
             if report.rank >= size:
-                raise invalid("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
+                raise invalid_field("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
             if not report.HasField("stats"):
                 # Taken for zeros, it would make the rank look idle and draw all traffic to it.
-                raise invalid("stats", "is absent; a report without numbers says nothing")
+                raise invalid_field("stats", "is absent; a report without numbers says nothing")
             num_accepted += self._control.report_load(stream, report)
         return wire.ReportLoadResponse(accepted_reports=num_accepted)
 
@@ -51,7 +51,9 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         intervals = parse_intervals(request)
         watch, version = self._control.load_watch, 0
         while True:
-            is_heartbeat = not await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
+            await self._changes(version, intervals.heartbeat_s - intervals.min_s * bool(version))
+            # Asked anew: a change may come between the timeout and here, and a heartbeat says that there was none.
+            is_heartbeat = watch.version == version
             version = watch.version
             yield wire.WatchLoadResponse(
                 sequence=watch.value,
@@ -72,14 +74,11 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
         )
         yield  # makes this a stream
 
-    async def _changes(self, version: int, timeout_s: float) -> bool:
-        """True when the loads are newer than `version`, False when nothing changed for that long."""
-        try:
+    async def _changes(self, version: int, timeout_s: float) -> None:
+        """Returns when the loads are newer than `version`, or after that long."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._control.load_watch.newer_than(version)
-        except TimeoutError:
-            return False
-        return True
 
 
 def parse_intervals(request: wire.WatchLoadRequest) -> WatchIntervals:
@@ -88,13 +87,13 @@ def parse_intervals(request: wire.WatchLoadRequest) -> WatchIntervals:
     if request.HasField("min_interval"):
         min_s = request.min_interval.ToNanoseconds() / 1e9
         if not LEAST_MIN_INTERVAL_S <= min_s <= MOST_INTERVAL_S:
-            raise invalid(
+            raise invalid_field(
                 "min_interval", f"{min_s:g} s is not between {LEAST_MIN_INTERVAL_S} s and {MOST_INTERVAL_S:g} s"
             )
     if request.HasField("heartbeat_interval"):
         heartbeat_s = request.heartbeat_interval.ToNanoseconds() / 1e9
         if not min_s <= heartbeat_s <= MOST_INTERVAL_S:
-            raise invalid(
+            raise invalid_field(
                 "heartbeat_interval",
                 f"{heartbeat_s:g} s is not between min_interval ({min_s:g} s) and {MOST_INTERVAL_S:g} s",
             )

@@ -42,13 +42,3 @@ def head_stopping() -> RpcError:
         reason="HEAD_STOPPING",
         retry_after_s=1.0,
     )
-
-
-def invalid(field: str, description: str) -> RpcError:
-    """One wrong field of a request."""
-    return RpcError(
-        grpc.StatusCode.INVALID_ARGUMENT,
-        f"{field}: {description}",
-        reason="INVALID_ARGUMENT",
-        violations=[FieldViolation(field, description)],
-    )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from muster import v1 as wire
 
 from services.head import convert
 from services.head.control_plane import ControlPlane
-from services.head.errors import invalid
 from services.head.outbox import Outbox
 from services.head.session import Session
+from services.rpc.errors import invalid_field
 
 
 class RendezvousServicer(wire.RendezvousServiceServicer):
@@ -60,14 +60,14 @@ class RendezvousServicer(wire.RendezvousServiceServicer):
         )
 
     @contextlib.contextmanager
-    def _listed(self, request: wire.WatchRosterRequest) -> Any:
+    def _listed(self, request: wire.WatchRosterRequest) -> Iterator[None]:
         """Lists the gateway that watches, if it is one, for as long as it watches."""
         if not request.watcher.HasField("gateway"):
             yield
             return
         gateway = request.watcher.gateway
         if not gateway.name:
-            raise invalid("watcher.gateway.name", "is empty; give the gateway a name, for example host:port")
+            raise invalid_field("watcher.gateway.name", "is empty; give the gateway a name, for example host:port")
         number = self._control.add_gateway(gateway)
         try:
             yield

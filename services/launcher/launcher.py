@@ -95,6 +95,8 @@ class Launcher:
             self._node.head_port = await self._head_port()
         self._say_where()
         following = asyncio.create_task(self._readiness.follow())
+        # From the start on: an engine can hang while it loads.
+        watching = asyncio.create_task(self._end_hung_engines())
         try:
             try:
                 # The head has its own deadline for all ranks and says more; a headless node has only this one.
@@ -106,14 +108,15 @@ class Launcher:
                 )
             self._was_ready = True
             self._say_ready()
-            await self._end_hung_engines()
+            await watching
         finally:
             following.cancel()
-            await asyncio.wait([following])
+            watching.cancel()
+            await asyncio.wait([following, watching])
         return None
 
     async def _end_hung_engines(self) -> None:
-        """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher serves."""
+        """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher does."""
         lost = LostRanks(self._options.heartbeat_timeout)
         while True:
             await asyncio.sleep(_HANG_POLL_S)
@@ -190,7 +193,10 @@ class Launcher:
             return
         head = plan.join_host_port(options.head_address, self._node.head_port)
         banner = self._banner()
-        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head)")
+        exposed = (
+            f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""
+        )
+        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head){exposed}")
 
     def _say_ready(self) -> None:
         if self._options.headless:

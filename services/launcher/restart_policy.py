@@ -17,10 +17,6 @@ class RestartPolicy:
         self._max_delay_s = max_delay_s
         self._deaths: deque[float] = deque()
 
-    @property
-    def num_recent_deaths(self) -> int:
-        return len(self._deaths)
-
     def delay_after_death(self, now: float) -> float | None:
         """Notes a death at `now`, in seconds; how long to wait before the next start, or None to give up."""
         while self._deaths and now - self._deaths[0] > self._window_s:

@@ -36,3 +36,8 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 def dial(target: str) -> grpc.aio.Channel:
     """A channel to "unix:/path", "host:port", "[::1]:port" or "dns:///host:port". Connects when first used."""
     return grpc.aio.insecure_channel(target, options=_OPTIONS)
+
+
+def dial_blocking(target: str) -> grpc.Channel:
+    """The same for a command without an event loop."""
+    return grpc.insecure_channel(target, options=_OPTIONS)

@@ -69,6 +69,16 @@ class RpcStatus:
     trailing_metadata: tuple[tuple[str, bytes], ...]
 
 
+def invalid_field(field: str, description: str, *, reason: str = "INVALID_REQUEST") -> RpcError:
+    """One wrong field of a request."""
+    return RpcError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{field}: {description}",
+        reason=reason,
+        violations=(FieldViolation(field, description),),
+    )
+
+
 def to_status(error: RpcError) -> RpcStatus:
     """The status and its google.rpc details, cut to a size that every client accepts."""
     message = _shorten(error.message, _MAX_MESSAGE_CHARS)

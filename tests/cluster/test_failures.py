@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.cluster.answers import StreamedAnswer, complete
-from tests.cluster.conftest import Launch
+from tests.cluster.conftest import FLAGS, Launch
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.cluster
 
@@ -82,6 +85,16 @@ def test_a_hung_engine_is_replaced(launch: Launch) -> None:
     assert cluster.stop() == 0
 
 
+def test_an_engine_that_hangs_while_it_loads_is_replaced(launch: Launch) -> None:
+    cluster = launch("-dp", "2", "--heartbeat-interval", "500ms", "--heartbeat-timeout", "1.5s")
+    cluster.wait_for_output(r"rank 1 on \S+ \(pid \d+\): starting")
+    hung = cluster.engine(1)
+    hung.suspend()
+    cluster.wait_until_ready()
+    assert cluster.engine(1).pid != hung.pid
+    assert cluster.stop() == 0
+
+
 def test_a_rank_that_never_comes_is_named_and_everything_stops(launch: Launch) -> None:
     cluster = launch("-dp", "2", "-dpl", "1", "--ready-timeout", "5")
     assert httpx.get(f"{cluster.url}/readyz", timeout=10).status_code == 503
@@ -119,6 +132,16 @@ def test_a_checkpoint_that_cannot_be_read_stops_everything_with_its_reason(launc
     assert "cuda" in last.lower()
 
 
+def test_a_tokenizer_that_cannot_be_built_stops_everything_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "tokenizer.json").write_text("{}")
+    with Cluster(broken, *FLAGS) as cluster:
+        assert cluster.wait() == 1
+    last = cluster.output.splitlines()[-1]
+    assert "cannot serve: rank 0 gave no usable tokenizer: tokenizer.json cannot be used" in last
+
+
 def test_a_taken_port_names_its_flag(launch: Launch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -152,21 +175,21 @@ def test_sigterm_lets_running_answers_finish(launch: Launch) -> None:
         for answer in answers:
             assert answer.started.wait(30)
         assert any(answer.running for answer in answers)
+        engines = [cluster.engine(rank) for rank in (0, 1)]
+        for engine in engines:
+            engine.suspend()  # so that the answers are still running while we look
         cluster.send(signal.SIGTERM)
         cluster.wait_for_output("running answers may finish")
-        cluster.wait_for(lambda: _refuses(url), "the port's closing")
+        cluster.wait_for(lambda: httpx.get(f"{url}/readyz", timeout=5).status_code == 503, "503 from /readyz")
+        refused = complete(cluster)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        for engine in engines:
+            engine.resume()
         for answer in answers:
             answer.join()
     assert [(answer.error, answer.finish_reason) for answer in answers] == [(None, "length")] * 4
     assert cluster.wait() == 0
-
-
-def _refuses(url: str) -> bool:
-    try:
-        httpx.get(f"{url}/livez", timeout=5)
-    except httpx.TransportError:
-        return True
-    return False
 
 
 def test_a_second_signal_stops_at_once(launch: Launch) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-_DEFAULT_MODEL = "~/.cache/muster/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+from tests.support import default_model
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +22,5 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    """The default model's file; `make test` fetches it. Its absence is a failure, not a reason to skip."""
-    path = Path(os.environ.get("MUSTER_TEST_MODEL") or _DEFAULT_MODEL).expanduser()
-    if not path.is_file():
-        pytest.fail(f"{path} is missing: `make test` fetches it, or name the file in MUSTER_TEST_MODEL")
-    return path
+    """The default model's file; `make test` fetches it."""
+    return default_model.default_model_path()

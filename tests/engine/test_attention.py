@@ -174,5 +174,10 @@ def test_cache_that_cannot_hold_a_sequence_is_refused() -> None:
         CacheSizeError, match=r"max_model_len 160 tokens, which takes 10 blocks .* lower max_model_len to 144"
     ):
         _choose(num_blocks=9)
-    with pytest.raises(CacheSizeError, match="lower max_model_len to 0 or less"):
+    with pytest.raises(CacheSizeError, match=r"which takes 10 blocks \(10 MiB\): raise kv_cache_memory or num_blocks$"):
         _choose(kv_cache_bytes=100)
+
+
+def test_cache_that_the_host_cannot_hold_is_refused_before_it_is_touched() -> None:
+    with pytest.raises(CacheSizeError, match=r"would take 1073741824 MiB and the host has \d+ MiB free"):
+        _choose(num_blocks=1 << 30)

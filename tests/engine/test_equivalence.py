@@ -16,7 +16,7 @@ import torch
 from engine.build import BuiltEngine, Phase, build_engine
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import CacheSizeError, CheckpointError
+from engine.errors import CacheSizeError, CheckpointError, DeviceError
 from engine.request import FinishReason, Request, SamplingParams, StopConditions, TokenOutput
 from tests.support.naive_model import NaiveModel
 from tests.support.tiny_model import EOS_TOKEN_ID, TINY_CONFIG, tiny_config, tiny_state, write_huggingface_directory
@@ -319,6 +319,12 @@ def test_build_refuses_what_cannot_work(tiny_directory: Path) -> None:
         _build(tiny_directory, max_model_len=5000)
     with pytest.raises(CacheSizeError, match="cannot hold one sequence"):
         _build(tiny_directory, num_blocks=3)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_named(tiny_directory: Path) -> None:
+    with pytest.raises(DeviceError, match=r"device: cuda cannot be used: .*; set it to cpu"):
+        build_engine(EngineConfig(tiny_directory, device="cuda"))
 
 
 def test_dummy_weights_are_seeded(tiny_directory: Path) -> None:

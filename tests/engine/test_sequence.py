@@ -23,7 +23,6 @@ def sequence(
 def test_earlier_output_counts_as_output() -> None:
     subject = sequence(20, 21)
     assert subject.token_ids == [10, 11, 12, 20, 21]
-    assert subject.output_token_ids == [20, 21]
     assert (subject.num_tokens, subject.num_prompt_tokens, subject.num_output_tokens) == (5, 3, 2)
     assert subject.usage == Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
 
@@ -52,11 +51,6 @@ def test_length() -> None:
     assert sequence(20, max_total_tokens=5).finish_reason is None
     assert sequence(20, max_total_tokens=4).finish_reason is FinishReason.LENGTH
     assert sequence(20, EOS, max_total_tokens=5).finish_reason is FinishReason.STOP, "a stop token says more"
-
-
-def test_stops_are_masked_until_min_tokens() -> None:
-    stop = StopConditions(min_tokens=2)
-    assert [sequence(*[20] * count, stop=stop).stops_masked for count in range(4)] == [True, True, False, False]
 
 
 def test_a_token_follows_when_all_is_computed_and_more_may_come() -> None:

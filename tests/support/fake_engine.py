@@ -51,6 +51,7 @@ class EngineScript:
     max_running: int = 1 << 30
     tokenizer_chunks: int | None = None
     tokenizer_sha256: str | None = None
+    tokenizer: bytes | None = None
 
 
 @dataclass(eq=False)
@@ -76,6 +77,7 @@ class FakeEngine:
     aborted: list[str] = field(default_factory=list)
     traceparents: list[str] = field(default_factory=list)
     num_attached: int = 0
+    num_dialled: int = 0  # Attach streams that began, since the start
 
     def __post_init__(self) -> None:
         self._live: list[_Live] = []
@@ -245,6 +247,7 @@ class _Servicer(wire.EngineServiceServicer):
         )
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         engine.num_attached += 1
+        engine.num_dialled += 1
         try:
             while (outputs := await outbox.get()) is not None:
                 yield wire.AttachResponse(outputs=outputs)
@@ -294,8 +297,8 @@ class _Servicer(wire.EngineServiceServicer):
     async def GetTokenizer(
         self, request: wire.GetTokenizerRequest, context: Any
     ) -> AsyncIterator[wire.GetTokenizerResponse]:
-        archive = tokenizer_archive()
         script = self._engine.script
+        archive = script.tokenizer if script.tokenizer is not None else tokenizer_archive()
         chunks = [archive[start : start + _CHUNK_BYTES] for start in range(0, len(archive), _CHUNK_BYTES)]
         sha256 = script.tokenizer_sha256 or hashlib.sha256(archive).hexdigest()
         for index, chunk in enumerate(chunks[: script.tokenizer_chunks]):

@@ -15,7 +15,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.app import build_app
-from gateway.settings import AppSettings, Lifecycle
+from gateway.lifecycle import Lifecycle
+from gateway.settings import AppSettings
 from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedGenerator
 
 Json = dict[str, Any]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gateway.tokenizer import Tokenizer
+from tests.support.default_model import default_model_path
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # A turn per message, as ChatML models have it, and an answer's beginning.
@@ -71,14 +68,10 @@ def tiny_tokenizer() -> Tokenizer:
 
 @cache
 def default_model_metadata() -> Mapping[str, Any]:
-    """The default model's `tokenizer.*` metadata, read by the reference reader; skips without the model."""
-    name = os.environ.get("MUSTER_TEST_MODEL", "~/.cache/muster/models/SmolLM2-135M-Instruct.Q4_1.gguf")
-    path = Path(name).expanduser()
-    if not path.is_file():
-        pytest.skip(f"no model at {path}; set MUSTER_TEST_MODEL")
+    """The default model's `tokenizer.*` metadata, read by the reference reader."""
     from gguf import GGUFReader
 
-    fields = GGUFReader(path).fields
+    fields = GGUFReader(default_model_path()).fields
     return {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
 
 

@@ -89,11 +89,13 @@ class WatchLoadRequest(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """min_interval between two snapshots; default 100 ms, at least 10 ms."""
+        """min_interval between two snapshots; default 100 ms, 10 ms to an hour."""
 
     @_builtins.property
     def heartbeat_interval(self) -> _duration_pb2.Duration:
-        """heartbeat_interval without changes; default 5 s, at least min_interval."""
+        """heartbeat_interval without changes; default 5 s, or min_interval when that
+        is longer; min_interval to an hour.
+        """
 
     def __init__(
         self,
@@ -111,7 +113,9 @@ Global___WatchLoadRequest: _TypeAlias = WatchLoadRequest  # noqa: Y015
 
 @_typing.final
 class WatchLoadResponse(_message.Message):
-    """WatchLoadResponse is one snapshot of all ranks that ever reported."""
+    """WatchLoadResponse is one snapshot of the live ranks that have reported. A
+    rank that left or was lost is absent until it reports again.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,8 +39,8 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id chosen by the caller, unique among live requests. Empty: the
-    engine chooses one.
+    """request_id chosen by the caller, unique among live requests, at most 512
+    characters. Empty: the engine chooses one.
     """
     logprobs: _builtins.int
     """logprobs asks for so many alternatives per generated token, 0 to 20.
@@ -52,7 +52,7 @@ class GenerateRequest(_message.Message):
     """priority orders waiting requests; lower runs earlier. Default 0."""
     cache_salt: _builtins.str
     """cache_salt separates prefix cache namespaces: only requests with equal
-    salts share blocks.
+    salts share blocks. At most 512 characters.
     """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

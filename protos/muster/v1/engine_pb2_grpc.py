@@ -99,7 +99,10 @@ class EngineServiceServicer:
         once, then one StepOutputs per engine step that has something for this
         gateway. Requests are addressed by handles, small integers that the gateway
         chooses; a handle is free again after its finish or failure was sent. When
-        the stream breaks, all its live requests are aborted.
+        the stream breaks, all its live requests are aborted. After a half-close
+        they run on, and the stream ends when the last of them has. Errors of one
+        request are its Failed; a frame out of order, or a handle in use, ends the
+        stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

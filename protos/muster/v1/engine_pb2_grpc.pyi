@@ -52,7 +52,10 @@ class EngineServiceStub:
     once, then one StepOutputs per engine step that has something for this
     gateway. Requests are addressed by handles, small integers that the gateway
     chooses; a handle is free again after its finish or failure was sent. When
-    the stream breaks, all its live requests are aborted.
+    the stream breaks, all its live requests are aborted. After a half-close
+    they run on, and the stream ends when the last of them has. Errors of one
+    request are its Failed; a frame out of order, or a handle in use, ends the
+    stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
     """
     Abort: _grpc.UnaryUnaryMultiCallable[_engine_pb2.AbortRequest, _engine_pb2.AbortResponse]
     """Abort ends requests by id. It is idempotent: unknown and finished ids are
@@ -99,7 +102,10 @@ class EngineServiceAsyncStub(EngineServiceStub):
     once, then one StepOutputs per engine step that has something for this
     gateway. Requests are addressed by handles, small integers that the gateway
     chooses; a handle is free again after its finish or failure was sent. When
-    the stream breaks, all its live requests are aborted.
+    the stream breaks, all its live requests are aborted. After a half-close
+    they run on, and the stream ends when the last of them has. Errors of one
+    request are its Failed; a frame out of order, or a handle in use, ends the
+    stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_engine_pb2.AbortRequest, _engine_pb2.AbortResponse]  # type: ignore[assignment]
     """Abort ends requests by id. It is idempotent: unknown and finished ids are
@@ -155,7 +161,10 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         once, then one StepOutputs per engine step that has something for this
         gateway. Requests are addressed by handles, small integers that the gateway
         chooses; a handle is free again after its finish or failure was sent. When
-        the stream breaks, all its live requests are aborted.
+        the stream breaks, all its live requests are aborted. After a half-close
+        they run on, and the stream ends when the last of them has. Errors of one
+        request are its Failed; a frame out of order, or a handle in use, ends the
+        stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
         """
 
     @_abc_1.abstractmethod

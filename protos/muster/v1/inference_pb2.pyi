@@ -52,7 +52,7 @@ class GenerationOptions(_message.Message):
     priority: _builtins.int
     """priority, see GenerateRequest.priority."""
     cache_salt: _builtins.str
-    """cache_salt, see GenerateRequest.cache_salt."""
+    """cache_salt, see GenerateRequest.cache_salt; at most 256 characters."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """sampling says how tokens are chosen."""
@@ -64,7 +64,7 @@ class GenerationOptions(_message.Message):
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stop_strings end a choice when they appear in its text; the match is left
-        out of the text.
+        out of the text. At most 16, each of 1 to 1024 characters.
         """
 
     def __init__(

@@ -114,7 +114,7 @@ class SamplingParams(_message.Message):
     """
     repetition_penalty: _builtins.float
     """repetition_penalty divides positive and multiplies negative logits of
-    tokens seen in the prompt or the output. Greater than 0, default 1.
+    tokens seen in the prompt or the output. Range 0.01 to 100, default 1.
     """
     seed: _builtins.int
     """seed makes the result reproducible: the noise of a token is a function of
@@ -131,7 +131,7 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """bad_words are token id sequences that must not be completed."""
+        """bad_words are token id sequences that must not be completed; at most 1024."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class StopConditions(_message.Message):
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """stop_token_ids end the generation when generated, beside the model's own
-        end-of-sequence tokens.
+        end-of-sequence tokens; at most 1024.
         """
 
     def __init__(

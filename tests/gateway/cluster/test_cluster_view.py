@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from muster import v1 as wire
 
+from gateway.change_signal import ChangeSignal
+from gateway.cluster_view import ClusterView
 from gateway.errors import Loading
 from gateway.load_board import LoadBoard
 from gateway.ranks import LoadSnapshot, Rank, RankLoad, RankState, Roster
@@ -14,6 +18,7 @@ from services.rpc.channels import dial
 from tests.support.byte_tokenizer import tokenizer_archive
 from tests.support.fake_cluster import ask, fake_cluster
 from tests.support.fake_engine import EngineScript, FakeEngine
+from tests.support.fake_head import FakeHead
 from tests.support.waiting import eventually
 
 
@@ -211,6 +216,28 @@ async def test_a_damaged_archive_is_an_error(script: EngineScript, message: str)
         script.tokenizer_chunks, script.tokenizer_sha256 = None, None
         assert await fetch_tokenizer_archive(channel) == tokenizer_archive()
     await engine.stop()
+
+
+async def test_a_tokenizer_that_cannot_be_built_is_a_problem_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    engine, head = FakeEngine(script=EngineScript(tokenizer=b"no zip")), FakeHead()
+    await engine.start()
+    head.set_ranks(engine.roster_entry())
+    await head.start()
+    caplog.set_level(logging.DEBUG, logger="gateway.tokenizer_source")
+    gateway = wire.GatewayEntry(name="g0")
+    view = ClusterView(head_target=head.target, gateway=gateway, host_id="here", dial=dial, changed=ChangeSignal())
+    view.start()
+    await eventually(lambda: len(caplog.records) >= 3, "it was tried again")
+    assert "rank 0 gave no usable tokenizer" in view.tokenizer_problem
+    assert [record.levelname for record in caplog.records[:3]] == ["WARNING", "DEBUG", "DEBUG"]
+    with pytest.raises(Loading, match="waiting for the tokenizer"):
+        view.tokenizer()
+    engine.script.tokenizer = None
+    await eventually(lambda: view.ready, "the repaired tokenizer was taken")
+    assert not view.tokenizer_problem
+    await view.close()
+    await engine.stop()
+    await head.stop()
 
 
 async def test_before_the_first_roster_all_is_loading() -> None:

@@ -117,8 +117,9 @@ async def test_a_stranger_at_the_address_is_refused() -> None:
     engine = FakeEngine()
     async with pool_of(engine) as pool:
         stale = {0: replace(roster(engine)[0], incarnation=7)}
+        num_dialled = engine.num_dialled
         pool.reconcile(stale)
-        await asyncio.sleep(0.2)  # several dials
+        await eventually(lambda: engine.num_dialled >= num_dialled + 3, "several dials")
         assert pool.link(0) is None
         pool.reconcile(roster(engine))
         await eventually(lambda: pool.link(0), "the right one is attached")

@@ -144,16 +144,20 @@ async def test_a_bad_rank_is_refused(metadata: tuple[tuple[str, str], ...]) -> N
         ({"sampling": {"temperature": math.nan}}, "options.sampling.temperature"),
         ({"sampling": {"top_p": -0.1}}, "options.sampling.top_p"),
         ({"sampling": {"repetition_penalty": 0.0}}, "options.sampling.repetition_penalty"),
+        ({"sampling": {"repetition_penalty": 101.0}}, "options.sampling.repetition_penalty"),
         ({"sampling": {"logit_bias": {5: 101.0}}}, "options.sampling.logit_bias[5]"),
         ({"sampling": {"logit_bias": {5000: 1.0}}}, "logit_bias"),
         ({"sampling": {"allowed_token_ids": [5000]}}, "allowed_token_ids"),
         ({"conditions": {"min_tokens": 5, "max_tokens": 4}}, "options.conditions.min_tokens"),
         ({"conditions": {"stop_token_ids": [5000]}}, "stop_token_ids"),
+        ({"conditions": {"stop_token_ids": [5] * 1025}}, "options.conditions.stop_token_ids"),
+        ({"cache_salt": "x" * 257}, "options.cache_salt"),
         ({"n": 0}, "options.n"),
         ({"n": 129}, "options.n"),
         ({"logprobs": 21}, "options.logprobs"),
         ({"stop_strings": [""]}, "options.stop_strings"),
         ({"stop_strings": ["x"] * 17}, "options.stop_strings"),
+        ({"stop_strings": ["x" * 1025]}, "options.stop_strings"),
     ],
 )
 async def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], field: str) -> None:
@@ -222,3 +226,16 @@ async def test_traceparent_is_handed_on_when_it_is_one() -> None:
             async for _ in stub.Complete(wire.CompleteRequest(text="x"), metadata=(("traceparent", value),)):
                 pass
         assert cluster.engines[0].traceparents == [good, ""]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(is_chat: bool) -> None:
+    text = "x" * 100_000
+    async with client_of(EngineScript()) as (_, stub):
+        if is_chat:
+            call = stub.Chat(wire.ChatRequest(messages=[wire.ChatMessage(role="user", content=text)]))
+        else:
+            call = stub.Complete(wire.CompleteRequest(text=text))
+        error = await refused(call)
+        assert (error.code, error.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
+        assert "at least" in error.message

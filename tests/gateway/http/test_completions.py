@@ -52,6 +52,14 @@ async def test_the_default_is_16_tokens(client: httpx.AsyncClient, api: RestApi)
     assert api.generator.requests[0].max_tokens == 16
 
 
+async def test_bad_words_are_spelled_once_for_all_prompts(client: httpx.AsyncClient, api: RestApi) -> None:
+    await complete(client, prompt=["hi", "ho", "he"], bad_words=["x"])
+    first, *others = [request.sampling.bad_words for request in api.generator.requests]
+    assert first == (tuple(ids_of("x")), tuple(ids_of(" x")))
+    assert len(others) == 2
+    assert all(words is first for words in others)
+
+
 async def test_a_stream_ends_with_a_chunk_without_text(client: httpx.AsyncClient) -> None:
     *chunks, finish = await stream(client, prompt="hi")
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer_text(ids_of("hi"), 0)

@@ -211,3 +211,27 @@ async def test_a_large_prompt_does_not_block_the_event_loop(
         assert (await client.get("/livez")).status_code == 200
         probed.set()
         assert (await asking).status_code == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_answers_that_outlive_the_shutdown_are_visibly_cut(api: RestApi, turnstile: Turnstile, path: str) -> None:
+    """One that had begun gets an error event, one that had not a 503; a new one is refused at once."""
+    async with api.server() as url, httpx.AsyncClient(base_url=url) as client:
+        turnstile.permits.put_nowait(PromptReport(2, 0))
+        turnstile.permits.put_nowait(ChoiceDelta(0, "half", (5,)))
+        async with client.stream("POST", path, json=body_of(path, stream=True)) as begun:
+            chunks = begun.aiter_bytes()
+            received = await anext(chunks)
+            others = [asyncio.create_task(client.post(path, json=body_of(path, stream=s))) for s in (False, True)]
+            await eventually(lambda: api.generator.num_open == 3, "all open")
+            api.lifecycle.drain(3600)
+            assert (await client.post(path, json=body_of(path, stream=False))).status_code == 503
+            assert api.generator.num_open == 3
+            api.lifecycle.cut_off()
+            received += b"".join([chunk async for chunk in chunks])
+        for response in await asyncio.gather(*others):
+            assert response.status_code == 503
+            assert response.json()["error"]["code"] == "draining"
+    *_, last = events_of(received)
+    assert last["error"]["code"] == "draining"
+    assert api.generator.num_open == 0

@@ -93,3 +93,37 @@ def test_random_bodies(complete: bool) -> None:
                 )
 
     run()
+
+
+_DEEP_VALUES = {"list": b"[" * 1000 + b"]" * 1000, "object": b'{"a":' * 1000 + b"1" + b"}" * 1000}
+
+
+@pytest.mark.parametrize("deep", _DEEP_VALUES.values(), ids=_DEEP_VALUES.keys())
+@pytest.mark.parametrize("name", _NAMES)
+async def test_deep_values(name: str, deep: bytes) -> None:
+    api = RestApi()
+    async with api.client() as client:
+        for path in PATHS:
+            known = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", "tokens": [5], name: None}
+            body = json.dumps(known).encode()[:-1] + b', "' + name.encode() + b'": ' + deep + b"}"
+            response = await client.post(path, content=body)
+            assert response.status_code in (200, 400), (path, response.text)
+
+
+@pytest.mark.parametrize(
+    ("field", "given", "shown"),
+    [
+        ("stream", "yes", 'got "yes"'),
+        ("temperature", True, "got true"),
+        ("logit_bias", [None], "got [null]"),
+        ("stop_token_ids", [5] * 1025, "at most 1024"),
+        ("repetition_penalty", 0.001, "got 0.001, expected a number from 0.01 to 100"),
+    ],
+)
+async def test_messages_quote_json_and_the_body_s_own_field(field: str, given: object, shown: str) -> None:
+    api = RestApi()
+    async with api.client() as client:
+        response = await client.post("/v1/completions", json={"prompt": "x", field: given})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, field)
+        assert shown in error["message"]

@@ -16,6 +16,7 @@ from gateway.errors import TokenizerError
 from gateway.tokenizer import Tokenizer
 from tests.support.random_text import random_text
 from tests.support.tokenizer_files import (
+    SPECIALS,
     archive,
     byte_symbols,
     default_model_metadata,
@@ -94,7 +95,7 @@ def test_facts_of_the_default_model() -> None:
     assert tokenizer.vocab_size == 49152
     assert tokenizer.eos_token_ids == {2}
     assert tokenizer.special_token_ids == set(range(17))
-    assert not tokenizer.adds_bos
+    assert tokenizer.add_prefix([5]) == [5], "no BOS"
     assert tokenizer.token_text(216) == " "
     assert tokenizer.token_bytes(1) == b"<|im_start|>"
 
@@ -162,7 +163,6 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
 
 def test_bos_is_put_in_front_once() -> None:
     tokenizer = Tokenizer.from_archive(archive({"gguf_tokenizer.json": tiny_metadata(ggml__add_bos_token=True)}))
-    assert tokenizer.adds_bos
     assert tokenizer.encode("a", add_special=True) == [1, 3 + ord("a")]
     assert tokenizer.encode("<|im_start|>a", parse_special=True, add_special=True) == [1, 3 + ord("a")]
     assert tokenizer.encode("", add_special=True) == [1]
@@ -269,3 +269,41 @@ def test_sentence_piece_spaces() -> None:
     assert tokenizer.decode([3, 4, 5]) == "hi"
     assert tokenizer.decode([3, 4, 5], begins_text=False) == " hi"
     assert tokenizer.decode([6, 7, 8]) == "€"
+
+
+# How each family cuts text, written down from the checkpoints' own tokenizer.json files.
+_FAMILY_WORDS = {
+    "gpt-2": _GPT2_WORDS,
+    "llama-bpe": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "qwen2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+}
+
+
+@pytest.mark.parametrize("family", _FAMILY_WORDS)
+def test_other_families_cut_text_as_their_checkpoints_do(family: str) -> None:
+    """Without merges every byte is a token, so cuts show only in a vocabulary that merges across them."""
+    merges = ["1 2", "12 3", "Ġ Ġ", "' s", "Ċ Ċ", ". Ċ", "Ġ a"]
+    symbols = byte_symbols()
+    tokens = [*SPECIALS, *symbols, *(merge.replace(" ", "") for merge in merges)]
+    kinds = [3] * 3 + [1] * (len(tokens) - 3)
+    changes = {"ggml__pre": family, "ggml__tokens": tokens, "ggml__merges": merges, "ggml__token_type": kinds}
+    tokenizer = Tokenizer.from_archive(archive({"gguf_tokenizer.json": tiny_metadata(**changes)}))
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    bare = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=[(left, right) for left, right in map(str.split, merges)])
+    )
+    words = regex.compile(_FAMILY_WORDS[family])
+    source = random.Random(5)
+    for _ in range(1000):
+        text = "".join(
+            source.choice(["1", "2", "3", "123", " ", "  ", "'s", "'S", "\n", ".", "a", "é", "日"]) for _ in range(12)
+        )
+        spelled = ["".join(symbols[byte] for byte in word.encode()) for word in words.findall(text)]
+        expected = [i for encoding in bare.encode_batch(spelled, add_special_tokens=False) for i in encoding.ids]
+        assert tokenizer.encode(text) == expected, text

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
 from muster import v1 as wire
 
+from services.cli.main import main
 from services.cli.status_command import status_lines
+from services.rpc.server import RpcServer
 
 NOW = 1_000_000.0
 
@@ -52,3 +58,27 @@ def test_gateways_and_the_deadline_are_shown_when_there_are_any() -> None:
     text = "\n".join(status_lines(answer, now=NOW))
     assert "http://h:1" in text
     assert "42 s left" in text
+
+
+class _Head(wire.RendezvousServiceServicer):
+    async def GetDeployment(self, request: wire.GetDeploymentRequest, context: Any) -> wire.GetDeploymentResponse:
+        return deployment()
+
+
+async def test_a_proxy_for_the_internet_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server = RpcServer()
+    head = _Head()  # type: ignore[abstract]  # one method is called
+    server.add("muster.v1.RendezvousService", wire.add_RendezvousServiceServicer_to_server, head)
+    port = server.listen_tcp("127.0.0.1", 0, flags="--port")
+    await server.start()
+    try:
+        code = await asyncio.to_thread(main, ["status", "--head-target", f"127.0.0.1:{port}"])
+    finally:
+        await server.stop(0)
+    assert (code, "deployment blue" in capsys.readouterr().out) == (0, True)

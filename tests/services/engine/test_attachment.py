@@ -123,7 +123,7 @@ async def test_a_handle_in_use_ends_the_stream(engine: PlayedEngine, stream: Str
     await stream.send(submit(7))
     if ended:
         await stream.take()
-    with pytest.raises(RpcError, match=r"submit.handle 7 is in use") as caught:
+    with pytest.raises(RpcError, match=r"submit\.handle: 7 is in use") as caught:
         await stream.take()
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -230,7 +230,7 @@ async def test_frames_out_of_order_end_the_stream(stream: Stream, frame: wire.At
 
 @pytest.mark.parametrize("frame", [None, wire.AttachRequest(), submit(1), abort(1)])
 def test_the_first_frame_must_open(frame: wire.AttachRequest | None) -> None:
-    with pytest.raises(RpcError, match="open must be the first frame"):
+    with pytest.raises(RpcError, match="open: must be the first frame"):
         check_open(frame)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,18 @@ from tests.services.engine.recording_loop import PlayedEngine
 from tests.support.waiting import eventually
 
 Report = Callable[[Any, int, int], None]
+
+
+def test_an_engine_without_torch_says_what_to_install() -> None:
+    """In a fresh interpreter: None in sys.modules makes the import fail as if torch were not installed."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from services.engine.loading import build_from_checkpoint\n"
+        "build_from_checkpoint(None, print)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "CheckpointError: an engine needs torch" in done.stderr
+    assert "extra cpu" in done.stderr
 
 
 async def test_loading_reports_on_the_event_loop_and_returns_what_was_built() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,9 @@ class RecordedCommands:
 
     def stop(self, reason: str, timeout_s: float | None) -> None:
         self.seen.append(("stop", reason, timeout_s))
+
+    def restart(self, reason: str, timeout_s: float | None) -> None:
+        self.seen.append(("restart", reason, timeout_s))
 
 
 class Member:
@@ -201,3 +206,18 @@ async def test_a_member_waits_for_a_head_that_is_not_there_yet() -> None:
         async with running_head(port=int(target.rpartition(":")[2])):
             await eventually(lambda: member.state.now.rank is not None, "the head welcomes")
         assert not task.done()
+
+
+async def test_a_head_that_is_not_there_yet_is_no_warning_but_a_lost_one_is(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO, logger="services.engine.membership")
+    for rank, level in ((None, "INFO"), (0, "WARNING")):
+        caplog.clear()
+        member = Member(f"unix:{tmp_path}/nobody.sock")
+        if rank is not None:
+            member.state.welcomed(rank, "unix:elsewhere")
+        async with running(member):
+            await eventually(lambda: bool(caplog.records), "the missing head is told")
+        assert caplog.records[0].levelname == level
+        assert "no lease from the head" in caplog.records[0].message

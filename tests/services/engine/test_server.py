@@ -21,6 +21,7 @@ from engine.errors import CheckpointError
 from engine.facts import ModelFacts
 from services.engine.options import tcp_target
 from services.engine.server import (
+    ADMIN_SERVICE,
     ENGINE_SERVICE,
     EXIT_FAILED,
     EXIT_REJECTED,
@@ -159,12 +160,14 @@ async def test_an_engine_registers_before_it_loads_and_serves_after(head_target:
         (_, entry) = (await deployment(head_target)).roster.ranks
         assert entry.state == wire.RANK_STATE_JOINING
         assert await health(channel) == NOT_SERVING
-        assert await health(channel, "") == SERVING
+        assert await health(channel, "") == NOT_SERVING
+        assert await health(channel, ADMIN_SERVICE) == SERVING
         loader.gate.set()
         await engine.accepted()
         (_, entry) = (await deployment(head_target)).roster.ranks
         assert (entry.state, list(entry.targets)) == (wire.RANK_STATE_READY, list(engine.state.targets))
         await health_reaches(channel, SERVING)
+        assert await health(channel, "") == SERVING
 
 
 async def health_reaches(channel: grpc.aio.Channel, status: int) -> None:

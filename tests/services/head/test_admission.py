@@ -143,3 +143,14 @@ def test_a_ready_needs_a_fingerprint() -> None:
     with pytest.raises(Rejection, match=r"model\.fingerprint"):
         check_offer(offer(fingerprint=""), None)
     assert model().fingerprint
+
+
+@pytest.mark.parametrize("name", ["host", "host_id", "product_version"])
+@pytest.mark.parametrize("value", ["evil\n12:00:00.000 ERROR   forged", "\x1b[31m", "x" * 256])
+def test_names_that_would_forge_log_lines_or_steer_terminals_are_refused(name: str, value: str) -> None:
+    with pytest.raises(Rejection) as caught:
+        check_introduction(introduction(**{name: value}), RULES)
+    assert (caught.value.fault, caught.value.reason) == (Fault.INVALID, "INVALID_HELLO")
+    assert [wrong.field for wrong in caught.value.mismatches] == [name]
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 300

@@ -57,13 +57,12 @@ def test_an_engine_goes_from_missing_to_ready() -> None:
     record = scene.roster.ranks[1]
     assert (record.state, record.phase) == (RankState.READY, Phase.SERVING)
     assert record.offer is not None
-    assert not scene.roster.is_complete
 
 
 def test_ready_may_follow_hello_at_once() -> None:
     scene = Scene(size=1)
     scene.serve()
-    assert scene.roster.is_complete
+    assert scene.states() == [RankState.READY]
 
 
 def test_changes_are_told_once_and_in_order() -> None:
@@ -164,6 +163,15 @@ def test_a_head_that_stood_still_blames_nobody() -> None:
     scene.roster.excuse_silence(100.0)
     assert scene.roster.expire(100.0 + TIMEOUT_S) == []
     assert scene.states() == [RankState.READY]
+
+
+def test_a_hung_rank_keeps_its_lease_over_a_head_that_stood_still() -> None:
+    scene = Scene(size=1)
+    hung = scene.serve()
+    scene.beat(hung, loop_idle_s=11.0)
+    scene.roster.excuse_silence(100.0)
+    assert scene.roster.expire(100.0 + TIMEOUT_S) == []
+    assert scene.roster.holds(hung)
 
 
 def test_a_newer_incarnation_takes_the_rank_over() -> None:
