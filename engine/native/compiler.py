@@ -43,9 +43,12 @@ def library_path(cache_directory: Path | None = None) -> Path:
     machine = platform.machine().lower()
     if machine not in ("x86_64", "amd64"):
         raise NativeBuildError(f"there are no native kernels for {machine} processors")
-    compiler = _find_compiler()
     directory = cache_directory or _default_cache_directory()
-    path = directory / f"{_digest(compiler)}.so"
+    sources = _digest_of_sources()
+    compiler = _find_compiler()
+    if compiler is None:
+        return _built_elsewhere(directory, sources)
+    path = directory / f"{sources}-{_digest_of(compiler)}.so"
     if path.is_file():
         return path
     try:
@@ -65,28 +68,40 @@ def _default_cache_directory() -> Path:
     return Path(cache).expanduser() / "native"
 
 
-def _find_compiler() -> str:
+def _built_elsewhere(directory: Path, sources: str) -> Path:
+    """A library of these sources that some compiler left in the cache, as in a container image."""
+    for path in sorted(directory.glob(f"{sources}-*.so")):
+        return path
     asked = os.environ.get("CXX")
-    for name in (asked,) if asked else _COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            return path
     wanted = f"the compiler that CXX names, {asked!r}," if asked else "a C++ compiler"
     raise NativeBuildError(
         f"{wanted} was not found; install one, for example with `apt-get install g++` or `dnf install gcc-c++`"
     )
 
 
-def _digest(compiler: str) -> str:
-    """Names the build: sources, compiler and flags."""
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
-    )
-    digest = hashlib.sha256(repr((compiler, version.stdout, _FLAGS, _INSTRUCTIONS, _OPTIONAL)).encode())
+def _find_compiler() -> str | None:
+    asked = os.environ.get("CXX")
+    paths = (shutil.which(name) for name in ((asked,) if asked else _COMPILERS))
+    return next((path for path in paths if path is not None), None)
+
+
+def _digest_of_sources() -> str:
+    """Names what is built: sources and flags."""
+    digest = hashlib.sha256(repr((_FLAGS, _INSTRUCTIONS, _OPTIONAL)).encode())
     for source in sorted(SOURCE_DIRECTORY.iterdir()):
         if source.suffix in (".cpp", ".h"):
             digest.update(f"\n{source.name}\n".encode() + source.read_bytes())
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()[:24]
+
+
+def _digest_of(compiler: str) -> str:
+    """Names who builds: what else the compiler knows decides what the library has."""
+    command = [compiler, "--version"]
+    try:
+        version = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{compiler} could not be run: {error}") from error
+    return hashlib.sha256(compiler.encode() + b" " + version).hexdigest()[:8]
 
 
 @contextmanager

@@ -68,6 +68,7 @@ class NativeModel:
         )
         if self._handle is None:
             raise MemoryError(f"the native model with the kernels {instruction_set!r} could not be made")
+        self._logits = torch.empty(0, config.vocab_size)
         self._load(weights, progress)
 
     def __del__(self) -> None:
@@ -87,9 +88,14 @@ class NativeModel:
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [R, H], rows of what `forward` returned. Returns [R, V] float32."""
+        """hidden: [R, H], rows of what `forward` returned. Returns [R, V] float32, valid until the next call.
+
+        Fresh memory would be faulted in page by page on every step, which costs as much as the product itself.
+        """
         hidden = hidden.contiguous()
-        out = torch.empty(len(hidden), self.config.vocab_size)
+        if len(self._logits) < len(hidden):
+            self._logits = torch.empty(len(hidden), self.config.vocab_size)
+        out = self._logits[: len(hidden)]
         self._library.muster_logits(self._handle, hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
 

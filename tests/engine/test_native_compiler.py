@@ -116,6 +116,16 @@ def test_no_compiler_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Mo
         library_path(tmp_path / "cache")
 
 
+def test_a_library_built_before_needs_no_compiler(
+    fake: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image may carry the cache and leave the compiler out."""
+    path = library_path(tmp_path / "cache")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert library_path(tmp_path / "cache") == path
+
+
 def test_a_cache_that_cannot_be_written(fake: FakeCompiler, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NativeBuildError, match="MUSTER_CACHE"):

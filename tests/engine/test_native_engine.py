@@ -108,3 +108,4 @@ def test_contradictions_are_refused(tmp_path: Path, changes: dict[str, Any]) -> 
 def _hide_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("MUSTER_CACHE", str(folder))

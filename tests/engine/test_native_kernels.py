@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.model.quant import dequantize
+from engine.model.weights import StoredMatrix
 from engine.native.library import Slot
 from engine.native.native_model import NativeModel
 from tests.support.native_kernels import (
@@ -65,11 +68,6 @@ def test_matrix_products(isa: str, kind: str, num_outputs: int, num_inputs: int,
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_q4_k_products(isa: str) -> None:
     """The super-blocks' nested scales: gguf cannot make them, so they are made of random bits."""
-    import numpy as np
-
-    from engine.model.quant import dequantize
-    from engine.model.weights import StoredMatrix
-
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 256, (24 * 2, 144), dtype=np.uint8)
     blocks[:, 0:4] = generator.uniform(0.001, 0.02, (48, 2)).astype("<f2").view(np.uint8)

@@ -142,7 +142,7 @@ class NativeStepper:
         positions = [position for part in parts for position in range(part.begin, part.end)]
         self.attention.plan(self.batch(*parts))
         hidden = self.model.forward(torch.tensor(token_ids), torch.tensor(positions), self.attention)
-        return self.model.logits(hidden)
+        return self.model.logits(hidden).clone()
 
     def batch(self, *parts: Part) -> AttentionBatch:
         size = self.block_size

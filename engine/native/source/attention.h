@@ -13,6 +13,7 @@ constexpr int kHeadsAtOnce = 4;
 #else
 constexpr int kHeadsAtOnce = 2;  // half as many registers, half as wide
 #endif
+constexpr int kUpToThree = kHeadsAtOnce < 3 ? kHeadsAtOnce : 3;
 constexpr int kDimsAtOnce = 4;  // in vectors of sixteen
 
 MUSTER_INLINE int first_visible(const Context& context, int position) {
@@ -42,7 +43,7 @@ void score_group(const Cache& cache, const Context& context, const float* q, int
     switch (num_heads - h) {
       case 1: score_heads<1>(cache, context, q, kv_head, first, last, lane + h, scores); break;
       case 2: score_heads<2>(cache, context, q, kv_head, first, last, lane + h, scores); break;
-      case 3: score_heads<(kHeadsAtOnce < 3 ? kHeadsAtOnce : 3)>(cache, context, q, kv_head, first, last, lane + h, scores); break;
+      case 3: score_heads<kUpToThree>(cache, context, q, kv_head, first, last, lane + h, scores); break;
       default: score_heads<kHeadsAtOnce>(cache, context, q, kv_head, first, last, lane + h, scores); break;
     }
   }
@@ -108,7 +109,7 @@ void sum_group(const Cache& cache, const Context& context, int kv_head, int num_
     switch (num_heads - h) {
       case 1: sum_heads<1>(cache, context, kv_head, w, first, last, factors + h, o); break;
       case 2: sum_heads<2>(cache, context, kv_head, w, first, last, factors + h, o); break;
-      case 3: sum_heads<(kHeadsAtOnce < 3 ? kHeadsAtOnce : 3)>(cache, context, kv_head, w, first, last, factors + h, o); break;
+      case 3: sum_heads<kUpToThree>(cache, context, kv_head, w, first, last, factors + h, o); break;
       default: sum_heads<kHeadsAtOnce>(cache, context, kv_head, w, first, last, factors + h, o); break;
     }
   }

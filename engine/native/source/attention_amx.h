@@ -42,6 +42,7 @@ MUSTER_INLINE void prefetch(const uint16_t* memory, long size) {
 
 // Scores of tokens [first, last), both multiples of sixteen, for heads of several key/value heads at once: each
 // has its own lanes in its own operand, and the zeros elsewhere leave the others alone.
+template <bool kFetchAhead>
 MUSTER_INLINE void score_tiles(const Cache& cache, const Context& context, const uint16_t* queries, int first_kv_head,
                                int num_kv_heads, int first, int last, float* scores) {
   const int dim = cache.head_dim;
@@ -49,7 +50,8 @@ MUSTER_INLINE void score_tiles(const Cache& cache, const Context& context, const
   for (int t = first; t < last; t += kTileTokens) {
     const uint16_t* keys = cache.keys + token_offset(cache, context, t);
     const uint16_t* operand = queries;
-    if (t + kTileTokens < last) prefetch(cache.keys + token_offset(cache, context, t + kTileTokens), kTileTokens * step);
+    if (kFetchAhead && t + kTileTokens < last)
+      prefetch(cache.keys + token_offset(cache, context, t + kTileTokens), kTileTokens * step);
     _tile_zero(0);
     for (int kv = 0; kv < num_kv_heads; ++kv) {
       for (int d = 0; d < dim; d += kChunk, operand += kChunk * kLanes) {
@@ -85,7 +87,7 @@ void attend_one(const Cache& cache, const Context& context, const float* q, floa
     pack_queries(lanes, dim, queries + static_cast<size_t>(g) * dim * kLanes);
   }
   configure_tiles();
-  score_tiles(cache, context, queries, first_head / group, num_groups, from, to, scores);
+  score_tiles<true>(cache, context, queries, first_head / group, num_groups, from, to, scores);
   _tile_release();
   float* visible = scores + static_cast<size_t>(first - from) * kLanes;
   float factors[kLanes];
@@ -126,26 +128,33 @@ MUSTER_INLINE Floats soften_causally(const Context& context, float* scores, int 
                                      uint8_t* weights) {
   Ints lanes;
   for (int i = 0; i < kLanes; ++i) lanes[i] = position + i < context.length ? position + i : context.length - 1;
-  const int all_below = position;                                   // every lane sees tokens up to here
-  const int all_above = lanes[kLanes - 1] - context.window;         // and from behind here on
-  const Floats hidden = spread(-__builtin_inff());
-  Floats peak = hidden;
-  for (int t = from; t < to; ++t) {
-    float* row = scores + static_cast<size_t>(t - from) * kLanes;
-    Floats score = load(row);
-    if (t > all_below || t <= all_above) {
+  const int all_below = position;                            // every lane sees tokens up to here
+  const int all_above = lanes[kLanes - 1] - context.window;  // and from behind here on
+  const auto hide = [&](int first, int last) {
+    for (int t = first; t < last; ++t) {
+      float* row = scores + static_cast<size_t>(t - from) * kLanes;
       const Ints token = Ints{} + t;
-      score = ((token > lanes) | (token <= lanes - context.window)) ? hidden : score;
-      store(row, score);
+      const Ints hidden = (token > lanes) | (token <= lanes - context.window);
+      store(row, hidden ? spread(-__builtin_inff()) : load(row));
     }
-    peak = larger(peak, score);
-  }
+  };
+  const int above_end = all_above + 1 < to ? all_above + 1 : to;
+  hide(from, above_end);
+  const int below_begin = all_below + 1 > from ? all_below + 1 : from;
+  hide(below_begin > above_end ? below_begin : above_end, to);
+  // Four at a time: each maximum waits for the one before it.
+  Floats peaks[4];
+  for (auto& peak : peaks) peak = load(scores);
+  for (int t = 0; t < to - from; t += 4)
+    for (int i = 0; i < 4; ++i) peaks[i] = larger(peaks[i], load(scores + static_cast<size_t>(t + i) * kLanes));
+  const Floats peak = larger(larger(peaks[0], peaks[1]), larger(peaks[2], peaks[3]));
   Floats total{};
-  for (int t = from; t < to; t += 2) {
-    const float* row = scores + static_cast<size_t>(t - from) * kLanes;
+#pragma GCC unroll 4
+  for (int t = 0; t < to - from; t += 2) {
+    const float* row = scores + static_cast<size_t>(t) * kLanes;
     const Floats first = exp2_negative(load(row) - peak), second = exp2_negative(load(row + kLanes) - peak);
     total += first + second;
-    _mm512_store_si512(weights + static_cast<size_t>(t - from) * 32, pair_up(first, second));
+    _mm512_store_si512(weights + static_cast<size_t>(t) * 32, pair_up(first, second));
   }
   return 1.0f / total;
 }
@@ -185,7 +194,7 @@ void attend_many(const Cache& cache, const Context& context, const float* q, flo
     const int last = position + num_lanes;
     const int to = (last + 31) / 32 * 32;
     const int scored = (last + 15) / 16 * 16;  // the page may end there
-    score_tiles(cache, context, queries, kv_head, 1, from, scored, scores);
+    score_tiles<false>(cache, context, queries, kv_head, 1, from, scored, scores);
     for (int t = scored; t < to; ++t) store(scores + static_cast<size_t>(t - from) * kLanes, Floats{});
     float factors[kLanes];
     store(factors, soften_causally(context, scores, from, to, position, weights));

@@ -98,7 +98,8 @@ struct Kernels {
   void (*prepare)(const float* values, int row, const Activations& x);     // fills `x.formats` of one row
   void (*rotate)(float* head, const float* cosines, const float* sines, int head_dim);
   void (*round)(const float* values, int size, uint16_t* out);  // to bfloat16
-  // q: [T][heads * D] float32 with `q_stride` floats between rows; out alike. Heads [first_head, +num_heads) of a decoding sequence.
+  // q: [T][heads * D] float32 with `q_stride` floats between rows; out alike. Heads [first_head, +num_heads) of a
+  // decoding sequence: whole groups that share keys.
   void (*attend_one)(const Cache& cache, const Context& context, const float* q, float* out, size_t q_stride,
                      size_t out_stride, int first_head, int num_heads, Scratch* scratch);
   // Query tokens [begin, end) of a sequence, one head.

@@ -156,8 +156,8 @@ void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
   reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index)), table)) * scale + minimum
 #define MUSTER_HIGH(index) \
   reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index) + 4), table)) * scale + minimum
-#define MUSTER_BYTE(index) \
-  __builtin_convertvector(reinterpret_cast<Ints>(_mm512_srai_epi32(_mm512_slli_epi32(packed, 24 - 8 * (index)), 24)), Floats) * scale
+#define MUSTER_CODE(index) reinterpret_cast<Ints>(_mm512_srai_epi32(_mm512_slli_epi32(packed, 24 - 8 * (index)), 24))
+#define MUSTER_BYTE(index) __builtin_convertvector(MUSTER_CODE(index), Floats) * scale
       if constexpr (kFour) {
         uint8_t* rows = out + (b * 16 + j * 4) * 64;
         _mm512_store_si512(rows, pair_up(MUSTER_LOW(0), MUSTER_LOW(1)));
@@ -172,6 +172,7 @@ void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
 #undef MUSTER_LOW
 #undef MUSTER_HIGH
 #undef MUSTER_BYTE
+#undef MUSTER_CODE
     }
   }
 }
@@ -209,10 +210,24 @@ MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, 
     put_tile(matrix, panel, sums, target, stride, accumulate);                     \
   }
 
+// Memory that is wanted soon, fetched bit by bit while the tile unit is busy.
+struct Ahead {
+  const uint8_t* next;
+  const uint8_t* end;
+};
+
+MUSTER_INLINE void fetch_some(Ahead& ahead) {
+  if (ahead.next >= ahead.end) return;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead.next) + i * 64, _MM_HINT_T1);
+  ahead.next += 256;
+}
+
 // All rows by one or two panels, 32 rows a turn: up to four accumulating tiles, four loads.
 template <bool kTwo>
 MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, const uint8_t* first,
-                                   const uint8_t* second, int panel, float* out, size_t stride, bool accumulate) {
+                                   const uint8_t* second, int panel, float* out, size_t stride, bool accumulate,
+                                   Ahead ahead) {
   alignas(64) float sums[16 * 16];
   const int num_blocks = matrix.num_blocks;
   for (int row = 0; row < x.rows; row += 32) {
@@ -229,6 +244,7 @@ MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, c
       MUSTER_BEGIN_TILE(2, panel, t2)
       if (kTwo) MUSTER_BEGIN_TILE(3, panel + 1, t3)
       for (int b = 0; b < num_blocks; ++b) {
+        fetch_some(ahead);
         _tile_loadd(4, upper + b * 16 * kBlock, 64);
         _tile_loadd(6, first + b * 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -242,6 +258,7 @@ MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, c
       }
     } else {
       for (int b = 0; b < num_blocks; ++b) {
+        fetch_some(ahead);
         _tile_loadd(4, upper + b * 16 * kBlock, 64);
         _tile_loadd(6, first + b * 1024, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -284,10 +301,13 @@ void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t 
   for (; panel + 1 < end; panel += 2) {
     const uint8_t* first = halves_of(matrix, panel, room);
     const uint8_t* second = halves_of(matrix, panel + 1, room + panel_size);
-    tile_panel_pair<true>(matrix, x, first, second, panel, out, stride, accumulate);
+    const uint8_t* next = matrix.data + (panel + 2) * matrix.panel_bytes;
+    const Ahead ahead{next, next + (end - panel > 3 ? 2 : 0) * matrix.panel_bytes};
+    tile_panel_pair<true>(matrix, x, first, second, panel, out, stride, accumulate, ahead);
   }
   if (panel < end)
-    tile_panel_pair<false>(matrix, x, halves_of(matrix, panel, room), nullptr, panel, out, stride, accumulate);
+    tile_panel_pair<false>(matrix, x, halves_of(matrix, panel, room), nullptr, panel, out, stride, accumulate,
+                           Ahead{nullptr, nullptr});
   _tile_release();
 }
 

@@ -14,7 +14,7 @@ bool can_pack(Stored type, int cols);
 // Sizes and places, with room for `rows` outputs; false when there is no memory.
 bool allocate(Matrix* matrix, Stored type, int rows, int cols, Arena* arena);
 
-// Fills outputs [first, last) from rows that lie one after another. Output r is row order[r], or r where `order` is null.
+// Fills outputs [first, last) from rows that lie one after another. Output r is row order[r], or r without an order.
 void pack(const Matrix& matrix, Stored type, const uint8_t* data, const int32_t* order, int first, int last);
 
 }  // namespace muster
