@@ -1,0 +1,47 @@
+"""How far one sequence's output has got in its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher
+
+Words = npt.NDArray[np.int32]
+
+
+class Matcher:
+    """Used by one thread at a time. What it has taken stays taken: preemption does not concern it."""
+
+    def __init__(self, machine: LLMatcher) -> None:
+        self._machine = machine
+        self.num_taken = 0
+        self.failure = ""  # why the sequence cannot go on; it ends with an error then
+
+    def take(self, token_ids: Sequence[int]) -> bool:
+        """Goes on by generated tokens; False, and a failure, when they leave the grammar."""
+        self.num_taken += len(token_ids)
+        if not self.failure and not self._machine.consume_tokens(list(token_ids)):
+            self.failure = _reason(self._machine)
+        return not self.failure
+
+    def fill(self, row: Words) -> None:
+        """Sets bit i % 32 of row[i // 32] for each token id i that may come next; `row` is contiguous."""
+        if not self.failure:
+            self._machine.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if self._machine.is_error():
+                self.failure = _reason(self._machine)
+            elif not row.any():
+                self.failure = "the constraint has come to a point where no token of the model fits"
+        if self.failure:
+            row.fill(-1)
+
+
+def _reason(machine: LLMatcher) -> str:
+    return f"the constraint cannot be followed any further: {first_lines(machine.get_error())}"
+
+
+def first_lines(error: str) -> str:
+    """What of the library's message is for people, without its dump of states."""
+    return error.partition("<state>")[0].strip()[:2000] or "no reason is given"
