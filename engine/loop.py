@@ -202,9 +202,8 @@ class EngineLoop:
 
     def _take_prepared(self, prepared: _Prepared) -> None:
         request = prepared.request
-        if (
-            self._preparing.get(request.request_id) is request
-        ):  # else it was aborted, and the id is perhaps in use again
+        # Otherwise it was aborted meanwhile, and its id is perhaps in use again.
+        if self._preparing.get(request.request_id) is request:
             del self._preparing[request.request_id]
             self._try(request, lambda request: self._core.add(request, prepared.matcher.result()))
 
