@@ -8,6 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+# Stop reasons that come without a sentence.
+_SPELLED_OUT = {
+    "NoExtensionBias": "no token of the model can come next",
+    "ParserTooComplex": "the grammar is too ambiguous",
+    "LexerTooComplex": "a regex or a terminal is too complex",
+}
+
 Words = npt.NDArray[np.int32]
 
 
@@ -33,7 +40,7 @@ class Matcher:
             if self._machine.is_error():
                 self.failure = _reason(self._machine)
             elif not row.any():
-                self.failure = "the constraint has come to a point where no token of the model fits"
+                self.failure = "the constraint cannot be followed any further: no token of the model can come next"
         if self.failure:
             row.fill(-1)
 
@@ -44,4 +51,5 @@ def _reason(machine: LLMatcher) -> str:
 
 def first_lines(error: str) -> str:
     """What of the library's message is for people, without its dump of states."""
-    return error.partition("<state>")[0].strip()[:2000] or "no reason is given"
+    reason = error.partition("<state>")[0].partition("<non-verbose")[0].strip()[:2000]
+    return _SPELLED_OUT.get(reason, reason) or "no reason is given"
