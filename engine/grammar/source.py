@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import NoReturn
@@ -16,7 +17,7 @@ from engine.request import Constraint, ConstraintKind
 
 MAX_CHOICES = 1024
 MAX_BYTES = 256 << 10
-_MAX_RULES_BYTES = 64 << 10  # deep chains of rules cost stack, see engine.grammar.worker
+_MAX_RULES_BYTES = 64 << 10  # chains of rules cost stack, see engine.grammar.worker
 # Every spelling of a text in tokens is allowed, so that the model writes it as it was trained to. Forcing would
 # need the tokenizer's merges and allow only one.
 _DIRECTIVE = '%llguidance {"no_forcing": true}\n'
@@ -24,12 +25,13 @@ _DIRECTIVE = '%llguidance {"no_forcing": true}\n'
 _JSON_OPTIONS = {"whitespace_pattern": r"(?:\r?\n)?[ \t]{0,32}", "lenient": False, "coerce_one_of": False}
 # The automaton of "divisible by n" has n states: 0.2 s of compilation.
 _MAX_DIVISOR = 100_000
+_INLINE_SCHEMA = re.compile(r"%json\s*(?=\{)")
 
 
 def check_size(constraint: Constraint) -> None:
     """Raises InvalidRequestError for more than is compiled."""
     size = len(constraint.text.encode()) + sum(len(choice.encode()) for choice in constraint.choices)
-    limit = MAX_BYTES if constraint.kind in (ConstraintKind.JSON_SCHEMA, ConstraintKind.CHOICE) else _MAX_RULES_BYTES
+    limit = _MAX_RULES_BYTES if constraint.kind is ConstraintKind.REGEX else MAX_BYTES
     if size > limit:
         refuse(constraint, f"has {size} bytes; at most {limit} are compiled")
     if len(constraint.choices) > MAX_CHOICES:
@@ -61,14 +63,44 @@ def refuse(constraint: Constraint, reason: str) -> NoReturn:
 
 
 def _as_lark(constraint: Constraint) -> str:
-    if "::=" not in constraint.text:
-        return constraint.text
+    if "::=" not in constraint.text or "%json" in constraint.text:
+        return _with_checked_schemas(constraint)
+    _check_rules(constraint, constraint.text)
     try:
         return any_to_lark(constraint.text)
     except RecursionError:
         refuse(constraint, "cannot be read as GBNF: too deeply nested")
     except Exception as error:  # the converter raises bare ones
         refuse(constraint, f"cannot be read as GBNF: {error}")
+
+
+def _with_checked_schemas(constraint: Constraint) -> str:
+    """Schemas may stand in a rule, behind %json; they can ask for leniency, for nothing else that is not JSON Schema."""
+    parts: list[str] = []
+    position = 0
+    for match in _INLINE_SCHEMA.finditer(constraint.text):
+        if match.end() < position:
+            continue  # within the schema before
+        try:
+            schema, end = json.JSONDecoder().raw_decode(constraint.text, match.end())
+        except (ValueError, RecursionError) as error:
+            refuse(constraint, f"has something behind %json that is no JSON: {error}")
+        _check_divisors(constraint, schema)
+        asked = schema.get("x-guidance")
+        lenient = isinstance(asked, dict) and asked.get("lenient") is True
+        schema = {**schema, "x-guidance": {**_JSON_OPTIONS, "lenient": lenient}}
+        parts += [constraint.text[position : match.end()], json.dumps(schema)]
+        position = end
+    parts.append(constraint.text[position:])
+    _check_rules(constraint, "".join(parts[::2]))
+    return "".join(parts)
+
+
+def _check_rules(constraint: Constraint, rules: str) -> None:
+    """Long rules cost more time to compile than schemas of the same size."""
+    size = len(rules.encode())
+    if size > _MAX_RULES_BYTES:
+        refuse(constraint, f"has {size} bytes of rules; at most {_MAX_RULES_BYTES} are compiled")
 
 
 def _schema(constraint: Constraint) -> dict[str, object]:

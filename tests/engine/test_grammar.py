@@ -102,7 +102,13 @@ def test_anchors_mean_what_they_say(compiler: GrammarCompiler) -> None:
     assert _allowed(_matcher(compiler, _regex("^a/b$"), tuple(b"a/b"))) == {EOS}
 
 
-DEEP = 200_000
+def test_schemas_may_stand_in_rules(compiler: GrammarCompiler) -> None:
+    lenient = '{"type": "object", "propertyNames": {}, "x-guidance": {"lenient": true, "whitespace_pattern": "x"}}'
+    constraint = _grammar(f'start: "<" %json {lenient} ">" | %json {{"type": "null"}}')
+    for text in (b'<{"a": 1}>', b"null"):
+        assert EOS in _allowed(_matcher(compiler, constraint, tuple(text)))
+    with pytest.raises(InvalidRequestError):
+        _matcher(compiler, constraint, tuple(b"<{xxx"))
 
 
 @pytest.mark.parametrize(
@@ -133,6 +139,10 @@ DEEP = 200_000
         (Constraint(ConstraintKind.CHOICE, choices=tuple(map(str, range(1025)))), "1025 choices; at most 1024"),
         (_grammar(""), "cannot be compiled"),
         (_grammar("start: foo"), 'unknown name: "foo"'),
+        (_grammar('start: "' + "x" * 70_000 + '"'), "bytes of rules; at most 65536"),
+        (_grammar('start: %json {"type": "integer", "multipleOf": 1000003}'), "multipleOf"),
+        (_grammar("start: %json {"), "no JSON"),
+        (_grammar('start: %json {"type": "object", "propertyNames": {}}'), "propertyNames"),
         (_grammar("start: " + "(" * 30_000), "too deeply nested"),
         (_grammar('root ::= "a'), "cannot be read as GBNF"),
         (_grammar("root ::= " + "(" * 30_000), "too deeply nested"),

@@ -298,7 +298,8 @@ class Constraint(_message.Message):
     """
     grammar: _builtins.str
     """grammar is context-free: in Lark's syntax, whose first rule is "start", or
-    in GBNF, whose first rule is "root".
+    in GBNF, whose first rule is "root". In Lark's syntax a rule may hold
+    "%json" and a JSON Schema.
     """
     @_builtins.property
     def choice(self) -> Global___ChoiceConstraint:
