@@ -75,7 +75,7 @@ def _as_lark(constraint: Constraint) -> str:
 
 
 def _with_checked_schemas(constraint: Constraint) -> str:
-    """Schemas may stand in a rule, behind %json; they can ask for leniency, for nothing else that is not JSON Schema."""
+    """Schemas may stand in a rule, behind %json; they may ask for leniency, and for nothing else of the library's."""
     parts: list[str] = []
     position = 0
     for match in _INLINE_SCHEMA.finditer(constraint.text):

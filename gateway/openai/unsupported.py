@@ -40,7 +40,7 @@ def refuse_unsupported(fields: Fields) -> None:
         if fields.raw(name):
             raise _unsupported(fields.path(name), f"{reason}; remove the field")
     _refuse_outputs(fields)
-    _refuse_tools(fields)
+    _refuse_functions(fields)
     modalities = fields.raw("modalities")
     if modalities is not None and modalities != ["text"]:
         raise _unsupported("modalities", 'only ["text"] is served')
@@ -53,12 +53,12 @@ def _refuse_outputs(fields: Fields) -> None:
             raise _unsupported(outputs.path(name), "only json, regex, choice, grammar and json_object are; remove it")
 
 
-def _refuse_tools(fields: Fields) -> None:
-    """Tools are shown to the template; forcing a call would need constrained decoding."""
-    for name in ("tool_choice", "function_call"):
-        choice = fields.raw(name)
-        if choice not in (None, "none", "auto"):
-            raise _unsupported(name, 'forcing a call is not supported; send "auto" or "none"')
+def _refuse_functions(fields: Fields) -> None:
+    """What came before tools."""
+    if fields.raw("functions"):
+        raise _unsupported("functions", "'tools' has this meaning")
+    if fields.raw("function_call") not in (None, "none", "auto"):
+        raise _unsupported("function_call", "'tool_choice' has this meaning")
 
 
 def _unsupported(param: str, reason: str) -> InvalidRequest:
