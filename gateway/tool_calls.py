@@ -210,10 +210,12 @@ class ToolCallParser:
             if self._held.startswith(self._tail[0]):
                 self._held = self._held[len(self._tail[0]) :]
                 self._tail = self._tail[1:]
-            elif self._tail[0].startswith(self._held) and not last:
-                return
-            else:
+            elif not self._tail[0].startswith(self._held):
                 break
+            elif last:  # cut short
+                self._held, self._tail = "", ()
+            else:
+                return
         self._mode = _Mode.SEEK
         yield from ()
 
