@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.backend import AttentionBackend
 from engine.attention.cache_size import choose_num_blocks
 from engine.attention.kv_cache import KvCache
 from engine.attention.torch_backend import TorchAttention
@@ -25,10 +27,14 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.llama import Llama
 from engine.model.loading import open_checkpoint
 from engine.model.tokenizer_files import read_tokenizer_archive
+from engine.native.loading import NativeKernels, NativeUnavailableError, find_kernels
+from engine.native.native_model import NativeAttention, NativeModel
 from engine.request import Request
-from engine.runner.model_runner import ModelRunner
+from engine.runner.model_runner import ModelRunner, Transformer
 from engine.runner.sampler import Sampler
 from engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 __all__ = ["BuiltEngine", "Phase", "build_engine", "read_tokenizer_archive"]
 
@@ -76,20 +82,27 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     num_threads = config.num_threads or max(1, _num_cores() - 1)
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
-    dtype = choose_dtype(config.dtype, device)
+    native = _find_native(config, checkpoint)
+    dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
     facts = _facts(checkpoint, dtype, config.max_model_len, config.model_path)
+
+    def loaded(done: int, total: int) -> None:
+        progress(Phase.LOADING_WEIGHTS, done, total)
+
     with torch.inference_mode():
-        model = Llama(
-            checkpoint.config,
-            checkpoint.weights,
-            dtype,
-            device,
-            lambda done, total: progress(Phase.LOADING_WEIGHTS, done, total),
-        )
+        model: Transformer
+        if native is not None:
+            model = native.load(checkpoint.config, checkpoint.weights, num_threads, loaded)
+        else:
+            model = Llama(checkpoint.config, checkpoint.weights, dtype, device, loaded)
         progress(Phase.FITTING_CACHE, 0, 1)
         cache = _make_cache(config, checkpoint, facts.max_model_len, dtype, device)
         progress(Phase.FITTING_CACHE, 1, 1)
-    attention = TorchAttention(cache, checkpoint.config.sliding_window)
+    attention: AttentionBackend
+    if isinstance(model, NativeModel):
+        attention = NativeAttention(model, cache)
+    else:
+        attention = TorchAttention(cache, checkpoint.config.sliding_window)
     runner = ModelRunner(
         model,
         attention,
@@ -133,6 +146,24 @@ def _open_device(name: str) -> torch.device:
         why = "no GPU is visible" if torch.version.cuda is not None else "this installation of torch is for CPUs only"
         raise DeviceError(f"device: {name} cannot be used: {why}; set it to cpu, or install muster[cuda] on a GPU host")
     return device
+
+
+def _find_native(config: EngineConfig, checkpoint: Checkpoint) -> NativeKernels | None:
+    """The native kernels where they are asked for, or "auto" and to be had; None: torch computes.
+
+    Raises CheckpointError when they are asked for by name and cannot be had.
+    """
+    if config.kernels == "torch" or config.device != "cpu":
+        return None
+    if config.kernels == "auto" and config.dtype != "auto":
+        return None
+    try:
+        return find_kernels(checkpoint.config)
+    except NativeUnavailableError as error:
+        if config.kernels == "native":
+            raise CheckpointError(f"kernels: 'native' cannot be used: {error}; or choose kernels torch") from error
+        log.warning("torch computes, slower than the native CPU kernels would: %s", error)
+        return None
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

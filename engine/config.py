@@ -7,6 +7,7 @@ from pathlib import Path
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LOAD_FORMATS = ("auto", "dummy")
+_KERNELS = ("auto", "native", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +49,22 @@ class EngineConfig:
     max_queued: int = 1024
     prefix_caching: bool = True
     num_threads: int | None = None  # None: all cores but one, at least one
+    kernels: str = "auto"  # native, torch, or auto: native on a CPU with dtype auto where it can be had
     load_format: str = "auto"  # auto, or dummy: random weights from `seed`
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", _DTYPES), ("load_format", _LOAD_FORMATS)):
+        for name, choices in (("dtype", _DTYPES), ("kernels", _KERNELS), ("load_format", _LOAD_FORMATS)):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(choices)}")
         for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
             _at_least_one(name, getattr(self, name))
+        if self.kernels == "native" and (self.device != "cpu" or self.dtype not in ("auto", "bfloat16")):
+            raise ValueError(
+                f"kernels: 'native' computes on the CPU in its own mixed precision, not with device {self.device!r} "
+                f"and dtype {self.dtype!r}; choose device cpu and dtype auto, or kernels torch"
+            )
         _ = self.limits  # checks them
 
     @property

@@ -14,6 +14,7 @@ from engine.model.checkpoint import Checkpoint, Digest, most_common
 from engine.model.config import ModelConfig, RopeConfig, RopeKind
 from engine.model.gguf import GgufFile
 from engine.model.quant import QUANT_TYPES, dequantize, quant_type_name
+from engine.model.weights import StoredMatrix
 
 # Architecture name to "queries and keys are stored with rotary pairs side by side".
 _ARCHITECTURES = {"llama": True, "qwen2": False, "qwen3": False}
@@ -90,12 +91,26 @@ class GgufWeights:
     def read(self, name: str) -> Tensor:
         stored = self._stored[name]
         values = torch.from_numpy(dequantize(self._file.data(stored), stored.type_id)).reshape(stored.shape)
-        if _ARCHITECTURES[self._config.architecture]:
-            if ".q_proj." in name:
-                return _half_split(values, self._config.num_heads)
-            if ".k_proj." in name:
-                return _half_split(values, self._config.num_kv_heads)
-        return values
+        num_heads = self._num_paired_heads(name)
+        return values if num_heads is None else _half_split(values, num_heads)
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        stored = self._stored[name]
+        if len(stored.shape) != 2:
+            return None
+        num_heads, order = self._num_paired_heads(name), None
+        if num_heads is not None:
+            order = _half_split(torch.arange(stored.shape[0], dtype=torch.int32), num_heads).numpy()
+        shape = (stored.shape[0], stored.shape[1])
+        return StoredMatrix(quant_type_name(stored.type_id), shape, self._file.data(stored), order)
+
+    def _num_paired_heads(self, name: str) -> int | None:
+        """Heads of a tensor whose rotary pairs are stored side by side; None where rows lie as they should."""
+        if not _ARCHITECTURES[self._config.architecture]:
+            return None
+        if ".q_proj." in name:
+            return self._config.num_heads
+        return self._config.num_kv_heads if ".k_proj." in name else None
 
 
 def _half_split(values: Tensor, num_heads: int) -> Tensor:

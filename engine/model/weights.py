@@ -7,8 +7,11 @@ rows are outputs, rotary pairs are half-split); a source that stores them otherw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from engine.model.config import ModelConfig
@@ -28,6 +31,30 @@ class WeightSource(Protocol):
     def read(self, name: str) -> Tensor:
         """A copy of the tensor, dequantised to float32 or in its stored floating-point dtype, on the CPU."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix in its file's own blocks. Row r of the tensor is stored row `row_order[r]`, or r without an order."""
+
+    kind: str  # GGUF's name of the storage type
+    shape: tuple[int, int]
+    data: npt.NDArray[np.uint8]  # flat; a view of the mapped file where there is one
+    row_order: npt.NDArray[np.int32] | None = None
+
+
+@runtime_checkable
+class BlockSource(Protocol):
+    """A WeightSource that also hands out matrices as they are stored."""
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        """The matrix of that name; None for other tensors."""
+        ...
+
+
+def stored_matrix(weights: WeightSource, name: str) -> StoredMatrix | None:
+    """The matrix as stored; None where the source only has values."""
+    return weights.stored(name) if isinstance(weights, BlockSource) else None
 
 
 def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

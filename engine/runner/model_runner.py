@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.attention.backend import AttentionBackend
 from engine.batch import Batch, Scheduled, StepToken
-from engine.model.llama import Llama
 from engine.request import TokenLogprobs
 from engine.runner.batch_tensors import BatchTensors
 from engine.runner.logprobs import token_logprobs
@@ -19,12 +19,23 @@ from engine.runner.sampler import Sampler
 _PROMPT_LOGITS_ROWS = 64
 
 
+class Transformer(Protocol):
+    """The model as the runner sees it; `engine.model.llama` says what the calls mean."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
 class ModelRunner:
     """Implements the engine core's Runner. Belongs to one thread at a time."""
 
     def __init__(
         self,
-        model: Llama,
+        model: Transformer,
         attention: AttentionBackend,
         sampler: Sampler,
         *,

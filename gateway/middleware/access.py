@@ -13,6 +13,8 @@ from gateway.ports import Metrics
 logger = logging.getLogger("gateway.access")
 
 CLIENT_LEFT = 499
+# Asked every second by those who wait for readiness; that the answer is still no is told elsewhere.
+_PROBES = frozenset({"/health", "/livez", "/readyz"})
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -48,7 +50,8 @@ class Access:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http_request(route, method, status, duration_s)
-        level = logging.DEBUG if scope["method"] == "GET" and status < 400 else logging.INFO
+        quiet = scope["method"] == "GET" and (status < 400 or route in _PROBES)
+        level = logging.DEBUG if quiet else logging.INFO
         request_id = scope.get("state", {}).get("request_id", "-")
         # The raw path is percent-encoded, so it cannot forge log lines.
         path = scope.get("raw_path", b"").decode("latin-1")

@@ -29,6 +29,10 @@ DTYPE = Flag(
     values.one_of("auto", "float32", "bfloat16", "float16"), "auto",
 )  # fmt: skip
 DEVICE = Flag("--device", MODEL, "Where the engines compute: cpu or cuda.", values.one_of("cpu", "cuda"), "cpu")
+KERNELS = Flag(
+    "--kernels", MODEL, "What computes on a CPU: native, torch, or auto: native with --dtype auto where it can be had.",
+    values.one_of("auto", "native", "torch"), "auto",
+)  # fmt: skip
 LOAD_FORMAT = Flag(
     "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
     values.one_of("auto", "dummy"), "auto", metavar="FORMAT",
@@ -172,7 +176,7 @@ GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.",
                     shown_default="host name and process id")  # fmt: skip
 
 SERVE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
@@ -186,7 +190,7 @@ HEAD = (
     READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
@@ -209,6 +213,15 @@ MAX_TOKENS = Flag("--max-tokens", MODEL, "Longest answer.", values.whole_number(
 STATUS_TIMEOUT = Flag("--timeout", CONNECTION, "Longest wait for the head's answer.", values.positive_seconds, 5.0,
                       metavar="SECONDS", unit="seconds")  # fmt: skip
 
+DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
+                     values.seconds, metavar="SECONDS", shown_default="as long as they take",
+                     short_variable="MUSTER_DRAIN_TIMEOUT")  # fmt: skip
+RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank to be ready.", values.positive_seconds,
+                      metavar="SECONDS", shown_default="the head's")  # fmt: skip
+
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS)
+DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT)
+UNDRAIN = (HEAD_TARGET,)
+RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *RESTART)

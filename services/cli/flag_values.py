@@ -119,3 +119,11 @@ def number(minimum: float, maximum: float) -> Callable[[str], float]:
         return found
 
     return parse
+
+
+def rank_list(text: str) -> list[int]:
+    """ "0,2,4-7" in order, each once."""
+    try:
+        return sorted({rank for part in text.split(",") for rank in ranks(part.strip())})
+    except ValueError:
+        raise ValueError("is no list of ranks; give for example 0,2,4-7") from None

@@ -50,6 +50,13 @@ def _add_clients(commands: Any) -> None:
     status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
                   "Show ranks, states and load of a running deployment.")  # fmt: skip
     status.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    for name, flags, help_text in (
+        ("drain", flag_table.DRAIN, "Let ranks finish their requests and give them no new ones."),
+        ("undrain", flag_table.UNDRAIN, "Give drained ranks requests again."),
+        ("restart", flag_table.RESTART, "Replace ranks one after another; no request fails."),
+    ):
+        operation = _add(commands, name, "operate_command", flags, "RANKS [flags]", help_text, function=f"run_{name}")
+        operation.add_argument("ranks", metavar="RANKS", help='"all", or global ranks as in 0,2,4-7')
     _add(commands, "fetch", "fetch_command", (flag_table.MODEL_CACHE,), "[flags]",
          "Fetch the default model and print its path.")  # fmt: skip
     _add(commands, "version", "version_command", (), "", "Print the versions of software and contract.")

@@ -103,6 +103,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
             load_format=values["load_format"],
             dtype=values["dtype"],
             device=values["device"],
+            kernels=values["kernels"],
             seed=values["seed"],
             block_size=values["block_size"],
             num_blocks=values["num_blocks"],

@@ -44,6 +44,9 @@ class AdminServicer(wire.AdminServiceServicer):
         self._drain.end()
         return wire.UndrainResponse(results=[wire.RankResult(rank=rank, message="takes requests")])
 
+    async def Restart(self, request: wire.RestartRequest, context: _Context) -> wire.RestartResponse:
+        _not_served("Restart", "ask the head, which waits for the rank's return")
+
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: _Context
     ) -> wire.ResetPrefixCacheResponse:

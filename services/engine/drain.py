@@ -18,21 +18,23 @@ class Drain:
         self._state = state
         self._intake = intake
         self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
 
     def begin(self, timeout_s: float | None) -> None:
         """Refuses new requests from now on; what still runs after `timeout_s` is aborted, None waits for all.
 
         Beginning again replaces the timeout.
         """
-        self._cancel_timer()
+        self.close()
         self._state.drain(True)
+        self._telling = asyncio.create_task(self._tell_when_empty(), name="drain")
         _log.info("draining %d requests, timeout %s", self._intake.num_live, "none" if timeout_s is None else timeout_s)
         if timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     def end(self) -> None:
         """Takes new requests again."""
-        self._cancel_timer()
+        self.close()
         self._state.drain(False)
         _log.info("not draining any more")
 
@@ -50,12 +52,21 @@ class Drain:
         finally:
             empty.cancel()
 
+    async def _tell_when_empty(self) -> None:
+        if await self.wait():
+            self._state.drained()
+            _log.info("drained")
+
+    def close(self) -> None:
+        """Leaves the drain as it is; nothing is aborted or told any more."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _expire(self) -> None:
         if self._intake.num_live:
             _log.warning("drain timeout: aborting %d requests", self._intake.num_live)
         self._intake.abort_all()
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -37,7 +37,7 @@ class Lease:
         self._has_sent_ready = False
         self._has_accepted = False
         self._has_sent_goodbye = False
-        self._said_draining = False
+        self._said = (False, False)
         self._heartbeat_at = float("-inf")
 
     @property
@@ -77,10 +77,10 @@ class Lease:
         if not self._has_sent_ready:
             frames += self._joining(snapshot, now)
         draining = snapshot.draining or bool(snapshot.stop_reason)
-        if now >= self._heartbeat_at + self.interval_s or draining != self._said_draining:
+        if now >= self._heartbeat_at + self.interval_s or (draining, snapshot.drained) != self._said:
             self._heartbeat_at = now
-            self._said_draining = draining
-            heartbeat = wire.Heartbeat(loop_idle_ms=loop_idle_ms, draining=draining)
+            self._said = (draining, snapshot.drained)
+            heartbeat = wire.Heartbeat(loop_idle_ms=loop_idle_ms, draining=draining, drained=snapshot.drained)
             frames.append(wire.RegisterRequest(heartbeat=heartbeat))
         return frames
 

@@ -78,7 +78,7 @@ def build_from_checkpoint(config: EngineConfig, progress: Callable[[Phase, int, 
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "numpy"):
             raise
-        message = f"an engine needs {error.name}, which is not installed here: pip install 'muster[cpu]'"
+        message = f"an engine needs {error.name}, which is not here; install Muster's extra cpu, or cuda on a GPU host"
         raise CheckpointError(message) from error
     return build_engine(config, progress)
 

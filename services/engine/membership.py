@@ -52,6 +52,7 @@ class Commands(Protocol):
     def drain(self, timeout_s: float | None) -> None: ...
     def undrain(self) -> None: ...
     def stop(self, reason: str, timeout_s: float | None) -> None: ...
+    def restart(self, reason: str, timeout_s: float | None) -> None: ...
 
 
 class Membership:
@@ -158,7 +159,8 @@ class Membership:
         elif kind == "undrain":
             self._commands.undrain()
         elif kind == "stop":
-            self._commands.stop(response.stop.reason or "asked by the head", _seconds(response.stop))
+            end = self._commands.restart if response.stop.restart else self._commands.stop
+            end(response.stop.reason or "asked by the head", _seconds(response.stop))
         else:
             _log.warning("the head sent %s, which this engine does not know; ignored", kind)
 

@@ -48,6 +48,7 @@ ADMIN_SERVICE = "muster.v1.AdminService"
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
+EXIT_RESTART = 75  # the head wants a new process of this rank
 
 # How long the parts of a stop may take once no request is live.
 _ABORT_TIMEOUT_S = 2.0
@@ -136,6 +137,10 @@ class EngineProcess:
         """The head asks the process to end."""
         self._end(EXIT_STOPPED, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
 
+    def restart(self, reason: str, timeout_s: float | None) -> None:
+        """The head asks for a new process of this rank."""
+        self._end(EXIT_RESTART, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
+
     def _listen(self) -> tuple[str, ...]:
         options = self._options
         targets = []
@@ -219,12 +224,13 @@ class EngineProcess:
         self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
 
     async def _stop(self, ending: _Ending, membership: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
-        log = _log.info if ending.exit_code == EXIT_STOPPED else _log.error
+        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART} else _log.error
         log("stopping: %s", ending.reason)
         self._state.stopping(ending.reason)
         self._server.set_serving(ENGINE_SERVICE, False)
         self._server.set_serving("", False)
         await self._finish_requests(ending.timeout_s)
+        self._drain.close()
         self._feed.close()
         self._servicer.end_attachments()
         self._state.leave()

@@ -25,6 +25,7 @@ class Snapshot:
     targets: tuple[str, ...] = ()  # where this engine serves
     accepted: bool = False  # the head put it into the roster at least once
     draining: bool = False
+    drained: bool = False  # no request is left in a drain
     stop_reason: str = ""  # not empty: the process finishes its requests and takes no more
     leaving: bool = False  # all requests ended, the lease is to end too
 
@@ -84,7 +85,10 @@ class EngineState:
         self._change(accepted=True)
 
     def drain(self, draining: bool) -> None:
-        self._change(draining=draining)
+        self._change(draining=draining, drained=False)
+
+    def drained(self) -> None:
+        self._change(drained=True)
 
     def stopping(self, reason: str) -> None:
         self._change(stop_reason=reason)

@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "muster.v1.InferenceService"
 _READINESS_POLL_S = 0.1
+_DRAIN_POLL_S = 0.05
 # Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
 _WAIT_UNTIL_READY_S = 10.0
 # What answers cut off at the shutdown timeout get to say so to their clients.
@@ -165,9 +166,17 @@ class _Gateway:
         _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
         self._lifecycle.drain(timeout_s)
         started = time.monotonic()
-        await asyncio.gather(self._http.stop(), self._rpc.stop(timeout_s))
+        await asyncio.gather(self._drain_http(started + timeout_s), self._rpc.stop(timeout_s))
         await self._backend.close()
         _log.info("stopped after %.1f s", time.monotonic() - started)
+
+    async def _drain_http(self, deadline: float) -> None:
+        """Goes on listening while answers run, so that probes and balancers hear 503 and not a refused connection."""
+        while True:
+            if self._backend.generator.num_open == 0 or time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_DRAIN_POLL_S)
+        await self._http.stop()
 
 
 async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:

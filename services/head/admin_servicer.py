@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
+from services.head.operations import RankOperations
 from services.rpc.errors import RpcError, invalid_field
 from services.rpc.log_level import set_log_level
 
@@ -18,16 +21,29 @@ _ASK_THE_ENGINE = "call AdminService on the engine itself; `muster status --json
 
 
 class AdminServicer(wire.AdminServiceServicer):
-    """Sets the head's own log level; operations on ranks are not forwarded to the engines yet."""
+    """Drains and restarts ranks, and sets the head's own log level; the rest is asked of the engines themselves."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
+        self._operations = RankOperations(control)
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
-        _not_forwarded("Drain", _ASK_THE_ENGINE)
+        ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
+        results = await asyncio.gather(*(self._operations.drain(rank, timeout_s) for rank in ranks))
+        return wire.DrainResponse(results=results)
 
     async def Undrain(self, request: wire.UndrainRequest, context: Any) -> wire.UndrainResponse:
-        _not_forwarded("Undrain", _ASK_THE_ENGINE)
+        ranks = self._selected(request.selector)
+        results = await asyncio.gather(*(self._operations.undrain(rank) for rank in ranks))
+        return wire.UndrainResponse(results=results)
+
+    async def Restart(self, request: wire.RestartRequest, context: Any) -> wire.RestartResponse:
+        ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
+        ready_timeout_s = _seconds(request, "ready_timeout")
+        if ready_timeout_s is None:
+            ready_timeout_s = self._control.timing.ready_timeout_s
+        results = await self._operations.restart_all(ranks, timeout_s, ready_timeout_s)
+        return wire.RestartResponse(results=results)
 
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: Any
@@ -54,18 +70,33 @@ class AdminServicer(wire.AdminServiceServicer):
 
     async def SetLogLevel(self, request: wire.SetLogLevelRequest, context: Any) -> wire.SetLogLevelResponse:
         """Sets the head's level at once; each selected rank answers that it has to be asked itself."""
-        size = self._control.rules.data_parallel_size
-        for rank in request.selector.ranks:
-            if rank >= size:
-                raise invalid_field(
-                    "selector.ranks", f"{rank} does not exist; the deployment has ranks 0 to {size - 1}"
-                )
+        ranks = self._selected(request.selector)
         _log.warning("log level is %s from now on", set_log_level(request.level))
         code = grpc.StatusCode.UNIMPLEMENTED.value[0]
         message = f"the head's level is set; the head does not forward to engines yet: {_ASK_THE_ENGINE}"
-        ranks = sorted(set(request.selector.ranks)) or range(size)
         results = [wire.RankResult(rank=rank, code=code, message=message) for rank in ranks]
         return wire.SetLogLevelResponse(results=results)
+
+    def _selected(self, selector: wire.RankSelector) -> list[int]:
+        """In order, each once; none means all."""
+        size = self._control.rules.data_parallel_size
+        for rank in selector.ranks:
+            if rank >= size:
+                description = f"{rank} does not exist; the deployment has ranks 0 to {size - 1}"
+                raise invalid_field("selector.ranks", description)
+        return sorted(set(selector.ranks)) or list(range(size))
+
+
+def _seconds(
+    request: wire.DrainRequest | wire.RestartRequest, field: Literal["timeout", "ready_timeout"]
+) -> float | None:
+    if not request.HasField(field):  # type: ignore[arg-type]  # Drain has the first only
+        return None
+    duration: Duration = getattr(request, field)
+    seconds: float = duration.ToNanoseconds() / 1e9
+    if seconds < 0:
+        raise invalid_field(field, f"is {seconds:g} s; give 0 or more, or leave it out")
+    return seconds
 
 
 def _not_forwarded(operation: str, instead: str) -> NoReturn:

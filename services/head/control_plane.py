@@ -129,8 +129,8 @@ class ControlPlane:
             raise
         self._publish()
 
-    def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool) -> None:
-        self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, now_s=self.now_s)
+    def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool, drained: bool = False) -> None:
+        self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, drained=drained, now_s=self.now_s)
         self._publish()
 
     def leave(self, lease: Lease, reason: str) -> None:
@@ -142,6 +142,11 @@ class ControlPlane:
         self._streams.pop(lease, None)
         self._roster.lose(lease, reason, now_s=self.now_s)
         self._publish()
+
+    def command(self, lease: Lease, frame: wire.RegisterResponse) -> None:
+        """Sends a command to the holder of a lease; it is lost when the lease has ended."""
+        if (outbox := self._streams.get(lease)) is not None:
+            outbox.put(frame)
 
     # Load, gateways
 

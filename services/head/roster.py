@@ -67,6 +67,7 @@ class RankRecord:
     phase_total: int = 0
     heard_s: float = 0.0
     ready_deadline_s: float = 0.0
+    drained: bool = False  # no request is left in a drain
     reason: str = "no engine has registered"
 
 
@@ -174,7 +175,9 @@ class Roster:
             )
         )
 
-    def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool, now_s: float) -> None:
+    def heartbeat(
+        self, lease: Lease, *, loop_idle_s: float, draining: bool, drained: bool = False, now_s: float
+    ) -> None:
         """Renews the lease.
 
         A rank whose process answers while its step loop stands still is LOST but keeps its lease: if it registered
@@ -186,14 +189,17 @@ class Roster:
             if loop_idle_s > self._heartbeat_timeout_s:
                 state, reason = RankState.LOST, f"the step loop has not turned for {loop_idle_s:.1f} s"
             elif draining:
-                state, reason = RankState.DRAINING, "draining"
+                state, reason = RankState.DRAINING, "drained" if drained else "draining"
             else:
                 was_lost = record.state is RankState.LOST
                 state, reason = RankState.READY, "the step loop turns again" if was_lost else "drain taken back"
-        if state is record.state:
-            self._ranks[record.rank] = replace(record, heard_s=now_s)  # nothing that a watcher could see
+        if state is not record.state:
+            changed = replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason, drained=drained)
+            self._put(changed)
+        elif drained is not record.drained and state is RankState.DRAINING:
+            self._put(replace(record, heard_s=now_s, reason=reason, drained=drained))
         else:
-            self._put(replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason))
+            self._ranks[record.rank] = replace(record, heard_s=now_s)  # nothing that a watcher could see
 
     def leave(self, lease: Lease, reason: str, *, now_s: float) -> None:
         """Goodbye, or a rejected Ready: the rank is MISSING again. Does nothing when the lease has ended."""

@@ -66,7 +66,12 @@ class Session:
             case "heartbeat":
                 heartbeat = frame.heartbeat
                 loop_idle_s = heartbeat.loop_idle_ms / 1000
-                self._control.heartbeat(self._lease, loop_idle_s=loop_idle_s, draining=heartbeat.draining)
+                self._control.heartbeat(
+                    self._lease,
+                    loop_idle_s=loop_idle_s,
+                    draining=heartbeat.draining,
+                    drained=heartbeat.draining and heartbeat.drained,
+                )
             case "goodbye":
                 self._control.leave(self._lease, f"left: {frame.goodbye.reason or 'no reason given'}")
                 return False

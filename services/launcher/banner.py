@@ -33,19 +33,25 @@ class Banner:
     def local_host(self) -> str:
         return _EVERYWHERE.get(self.host.removeprefix("[").removesuffix("]"), self.host)
 
+    @property
+    def is_everywhere(self) -> bool:
+        """Every address of the host is listened on, not only the one that is shown."""
+        return self.local_host != self.host
+
     def lines(self, *, colour: bool) -> list[str]:
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
         strong, plain = ("\x1b[1;32m", "\x1b[0m") if colour else ("", "")
         key = " -H 'Authorization: Bearer KEY'" if self.needs_key else ""
         grpc_key = " -H 'authorization: Bearer KEY'" if self.needs_key else ""
         chat = "muster chat" if self.port == 8000 else f"muster chat --url {self.url}"
-        body = f'{{"model": "{self.model_name}", "messages": [{{"role": "user", "content": "What is gravity?"}}]}}'
+        messages = '"messages": [{"role": "user", "content": "What is gravity?"}]'
+        body = f'{{"model": "{self.model_name}", {messages}, "max_tokens": 100}}'
         return [
             f"{strong}Muster {self.version} serves {self.model_name} on {ranks} at {self.url}{plain}",
             "",
             f"  curl    curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
             f"  gRPC    grpcurl -plaintext{grpc_key} "
-            f'-d \'{{"messages": [{{"role": "user", "content": "What is gravity?"}}]}}\' '
+            f'-d \'{{{messages}, "options": {{"conditions": {{"max_tokens": 100}}}}}}\' '
             f"{self.grpc_target} muster.v1.InferenceService/Chat",
             f"  chat    {chat}{' --api-key KEY' if self.needs_key else ''}",
             "  stop    Ctrl-C",

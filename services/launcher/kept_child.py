@@ -13,6 +13,7 @@ from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Reason, Screen
 
 EXIT_REJECTED = 3
+EXIT_RESTART = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class KeptChild:
             code = await self._run_once(spec, reason)
             if self._stopping.is_set():
                 return Gone(spec.name, None)
+            if code == EXIT_RESTART:
+                self._screen.say(f"{spec.name} was told to restart")
+                continue
             if code == 0 and not self._restart_clean_exits:
                 self._screen.say(f"{spec.name} was told to stop and left")
                 return Gone(spec.name, None)

@@ -193,7 +193,10 @@ class Launcher:
             return
         head = plan.join_host_port(options.head_address, self._node.head_port)
         banner = self._banner()
-        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head)")
+        exposed = (
+            f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""
+        )
+        self._screen.say(f"listening: {banner.url} (REST), {banner.grpc_target} (gRPC), {head} (head){exposed}")
 
     def _say_ready(self) -> None:
         if self._options.headless:

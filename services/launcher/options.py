@@ -19,6 +19,7 @@ class ServeOptions:
     served_model_name: tuple[str, ...]
     dtype: str
     device: str
+    kernels: str
     load_format: str
     seed: int
     max_model_len: int | None

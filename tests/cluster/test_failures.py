@@ -175,21 +175,21 @@ def test_sigterm_lets_running_answers_finish(launch: Launch) -> None:
         for answer in answers:
             assert answer.started.wait(30)
         assert any(answer.running for answer in answers)
+        engines = [cluster.engine(rank) for rank in (0, 1)]
+        for engine in engines:
+            engine.suspend()  # so that the answers are still running while we look
         cluster.send(signal.SIGTERM)
         cluster.wait_for_output("running answers may finish")
-        cluster.wait_for(lambda: _refuses(url), "the port's closing")
+        cluster.wait_for(lambda: httpx.get(f"{url}/readyz", timeout=5).status_code == 503, "503 from /readyz")
+        refused = complete(cluster)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        for engine in engines:
+            engine.resume()
         for answer in answers:
             answer.join()
     assert [(answer.error, answer.finish_reason) for answer in answers] == [(None, "length")] * 4
     assert cluster.wait() == 0
-
-
-def _refuses(url: str) -> bool:
-    try:
-        httpx.get(f"{url}/livez", timeout=5)
-    except httpx.TransportError:
-        return True
-    return False
 
 
 def test_a_second_signal_stops_at_once(launch: Launch) -> None:

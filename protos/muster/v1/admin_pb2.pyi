@@ -209,6 +209,68 @@ class UndrainResponse(_message.Message):
 Global___UndrainResponse: _TypeAlias = UndrainResponse  # noqa: Y015
 
 @_typing.final
+class RestartRequest(_message.Message):
+    """RestartRequest selects ranks to restart."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SELECTOR_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    READY_TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def selector(self) -> Global___RankSelector:
+        """selector of ranks."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """timeout after which a draining rank's remaining requests are aborted;
+        absent waits for all.
+        """
+
+    @_builtins.property
+    def ready_timeout(self) -> _duration_pb2.Duration:
+        """ready_timeout for each rank's return; absent takes the head's."""
+
+    def __init__(
+        self,
+        *,
+        selector: Global___RankSelector | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        ready_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ready_timeout", b"ready_timeout", "selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ready_timeout", b"ready_timeout", "selector", b"selector", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestartRequest: _TypeAlias = RestartRequest  # noqa: Y015
+
+@_typing.final
+class RestartResponse(_message.Message):
+    """RestartResponse has a result per rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
+        """results by rank."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestartResponse: _TypeAlias = RestartResponse  # noqa: Y015
+
+@_typing.final
 class ResetPrefixCacheRequest(_message.Message):
     """ResetPrefixCacheRequest selects ranks."""
 

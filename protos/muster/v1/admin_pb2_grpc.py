@@ -47,6 +47,11 @@ class AdminServiceStub:
                 request_serializer=muster_dot_v1_dot_admin__pb2.UndrainRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_admin__pb2.UndrainResponse.FromString,
                 _registered_method=True)
+        self.Restart = channel.unary_unary(
+                '/muster.v1.AdminService/Restart',
+                request_serializer=muster_dot_v1_dot_admin__pb2.RestartRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_admin__pb2.RestartResponse.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/muster.v1.AdminService/ResetPrefixCache',
                 request_serializer=muster_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -105,6 +110,16 @@ class AdminServiceServicer:
 
     def Undrain(self, request, context):
         """Undrain takes a drain back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restart(self, request, context):
+        """Restart replaces the processes of ranks, one rank after another: the rank
+        drains, its process ends, whoever started it starts it again, and the next
+        rank follows when this one is READY. The first rank that does not come back
+        ends the sequence: the others are left as they are and say so. Head only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +193,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Undrain,
                     request_deserializer=muster_dot_v1_dot_admin__pb2.UndrainRequest.FromString,
                     response_serializer=muster_dot_v1_dot_admin__pb2.UndrainResponse.SerializeToString,
+            ),
+            'Restart': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restart,
+                    request_deserializer=muster_dot_v1_dot_admin__pb2.RestartRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_admin__pb2.RestartResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -277,6 +297,33 @@ class AdminService:
             '/muster.v1.AdminService/Undrain',
             muster_dot_v1_dot_admin__pb2.UndrainRequest.SerializeToString,
             muster_dot_v1_dot_admin__pb2.UndrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.AdminService/Restart',
+            muster_dot_v1_dot_admin__pb2.RestartRequest.SerializeToString,
+            muster_dot_v1_dot_admin__pb2.RestartResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,12 @@ class AdminServiceStub:
     """
     Undrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
     """Undrain takes a drain back."""
+    Restart: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RestartRequest, _admin_pb2.RestartResponse]
+    """Restart replaces the processes of ranks, one rank after another: the rank
+    drains, its process ends, whoever started it starts it again, and the next
+    rank follows when this one is READY. The first rank that does not come back
+    ends the sequence: the others are left as they are and say so. Head only.
+    """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
     Pause: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRequest, _admin_pb2.PauseResponse]
@@ -73,6 +79,12 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]  # type: ignore[assignment]
     """Undrain takes a drain back."""
+    Restart: _aio.UnaryUnaryMultiCallable[_admin_pb2.RestartRequest, _admin_pb2.RestartResponse]  # type: ignore[assignment]
+    """Restart replaces the processes of ranks, one rank after another: the rank
+    drains, its process ends, whoever started it starts it again, and the next
+    rank follows when this one is READY. The first rank that does not come back
+    ends the sequence: the others are left as they are and say so. Head only.
+    """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
     Pause: _aio.UnaryUnaryMultiCallable[_admin_pb2.PauseRequest, _admin_pb2.PauseResponse]  # type: ignore[assignment]
@@ -113,6 +125,18 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainResponse, _abc.Awaitable[_admin_pb2.UndrainResponse]]:
         """Undrain takes a drain back."""
+
+    @_abc_1.abstractmethod
+    def Restart(
+        self,
+        request: _admin_pb2.RestartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RestartResponse, _abc.Awaitable[_admin_pb2.RestartResponse]]:
+        """Restart replaces the processes of ranks, one rank after another: the rank
+        drains, its process ends, whoever started it starts it again, and the next
+        rank follows when this one is READY. The first rank that does not come back
+        ends the sequence: the others are left as they are and say so. Head only.
+        """
 
     @_abc_1.abstractmethod
     def ResetPrefixCache(

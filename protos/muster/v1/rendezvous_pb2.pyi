@@ -354,21 +354,25 @@ class Heartbeat(_message.Message):
 
     LOOP_IDLE_MS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     loop_idle_ms: _builtins.int
     """idle_ms since the step loop last turned, in milliseconds. The loop also
     turns while there is no work.
     """
     draining: _builtins.bool
     """draining is true from Drain on."""
+    drained: _builtins.bool
+    """drained is true once no request is left in a drain."""
     def __init__(
         self,
         *,
         loop_idle_ms: _builtins.int = ...,
         draining: _builtins.bool = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "loop_idle_ms", b"loop_idle_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "draining", b"draining", "loop_idle_ms", b"loop_idle_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -615,8 +619,13 @@ class StopCommand(_message.Message):
 
     REASON_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """reason for the log."""
+    restart: _builtins.bool
+    """restart asks for a new process of this rank: the engine leaves with exit
+    code 75, and whoever started it (a launcher, Kubernetes) starts it again.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """timeout to finish running requests before aborting them."""
@@ -626,10 +635,11 @@ class StopCommand(_message.Message):
         *,
         reason: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "restart", b"restart", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
@@ -245,3 +246,13 @@ async def test_health_answers_while_generations_run(api: RestApi) -> None:
         assert (await client.get("/health")).status_code == 200
         release.set()
         assert (await waiting).status_code == 200
+
+
+async def test_probes_that_are_told_no_do_not_fill_the_log(
+    api: RestApi, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.cluster.ready = api.cluster.loaded = False
+    with caplog.at_level(logging.INFO, logger="gateway.access"):
+        assert (await client.get("/readyz")).status_code == 503
+        assert (await client.get("/v1/models/nothing")).status_code >= 400
+    assert ["/v1/models/nothing" in message for message in caplog.messages] == [True]

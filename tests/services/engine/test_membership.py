@@ -36,6 +36,9 @@ class RecordedCommands:
     def stop(self, reason: str, timeout_s: float | None) -> None:
         self.seen.append(("stop", reason, timeout_s))
 
+    def restart(self, reason: str, timeout_s: float | None) -> None:
+        self.seen.append(("restart", reason, timeout_s))
+
 
 class Member:
     """A membership without an engine behind it."""

@@ -23,8 +23,6 @@ def _same_level_afterwards() -> Iterator[None]:
 @pytest.mark.parametrize(
     "operation",
     [
-        "Drain",
-        "Undrain",
         "ResetPrefixCache",
         "Pause",
         "Resume",

@@ -1,0 +1,153 @@
+"""Splits an engine step into its parts: scheduling, tensors, planning, forward pass, logits, sampling, commit.
+
+Run from the repository:
+
+    python -m benchmarks.engine_step --model ~/.cache/muster/models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+Kernels take turns, so that a neighbour's noise meets all of them. Medians, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.build import BuiltEngine, build_engine
+from engine.config import EngineConfig
+from engine.request import Request, SamplingParams, StopConditions
+
+PARTS = ("schedule", "tensors", "plan", "forward", "logits", "sample", "commit")
+CONTEXT_LEN = 200  # tokens at which decoding is measured
+NUM_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Milliseconds of each part, and of the whole step."""
+
+    parts: dict[str, float]
+    total: float
+
+    @property
+    def overhead(self) -> float:
+        """Share of the step that is not the forward pass and its logits."""
+        return 1 - (self.parts["forward"] + self.parts["logits"]) / self.total
+
+
+class TimedEngine:
+    """An engine whose runner's calls are timed one by one."""
+
+    def __init__(self, model_path: Path, kernels: str, num_threads: int) -> None:
+        self.built: BuiltEngine = build_engine(
+            EngineConfig(model_path, kernels=kernels, num_threads=num_threads, max_model_len=1024, num_blocks=2048)
+        )
+        self._spent: dict[str, float] = defaultdict(float)
+        self._num_requests = 0
+        runner: Any = self.built.core._runner
+        runner._attention.plan = self._timed("plan", runner._attention.plan)
+        runner._model.forward = self._timed("forward", runner._model.forward)
+        runner._model.logits = self._timed("logits", runner._model.logits)
+        runner._sampler.sample = self._timed("sample", runner._sampler.sample)
+
+    def decode(self, batch_size: int) -> Measured:
+        """Steps of `batch_size` sequences with one new token each."""
+        core = self.built.core
+        ids = [self._add(CONTEXT_LEN - NUM_STEPS // 2, NUM_STEPS + 8) for _ in range(batch_size)]
+        samples: list[Measured] = []
+        while len(samples) < NUM_STEPS:
+            measured, num_tokens = self._step()
+            if num_tokens == batch_size:
+                samples.append(measured)
+        for request_id in ids:
+            core.abort(request_id)
+        return _medians(samples)
+
+    def prefill(self, num_tokens: int) -> Measured:
+        """Steps that compute one prompt each."""
+        samples: list[Measured] = []
+        for _ in range(5):
+            self._add(num_tokens, 1)
+            samples.append(self._step()[0])
+        return _medians(samples)
+
+    def _add(self, num_tokens: int, max_tokens: int) -> str:
+        """A prompt that shares no block with an earlier one."""
+        self._num_requests += 1
+        request_id = str(self._num_requests)
+        prompt = (self._num_requests % 1000 + 100, *range(1000, 999 + num_tokens))
+        self.built.core.add(
+            Request(
+                request_id,
+                prompt,
+                sampling=SamplingParams(temperature=0.0),
+                stop=StopConditions(max_tokens=max_tokens, ignore_eos=True),
+            )
+        )
+        return request_id
+
+    def _step(self) -> tuple[Measured, int]:
+        self._spent.clear()
+        started = time.perf_counter()
+        stats = self.built.core.step().stats
+        total = 1e3 * (time.perf_counter() - started)
+        parts = {part: 1e3 * self._spent[part] for part in PARTS}
+        parts["schedule"] = stats.schedule_us / 1e3
+        inside = sum(parts[part] for part in ("plan", "forward", "logits", "sample"))
+        parts["tensors"] = stats.execute_us / 1e3 - inside
+        parts["commit"] = total - parts["schedule"] - stats.execute_us / 1e3
+        return Measured(parts, total), stats.num_tokens
+
+    def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                self._spent[part] += time.perf_counter() - started
+
+        return timed
+
+
+def _medians(samples: list[Measured]) -> Measured:
+    return Measured(
+        {part: statistics.median(sample.parts[part] for sample in samples) for part in PARTS},
+        statistics.median(sample.total for sample in samples),
+    )
+
+
+def _print_row(name: str, measured: Measured) -> None:
+    cells = "".join(f"{measured.parts[part]:9.2f}" for part in PARTS)
+    print(f"{name:<34}{cells}{measured.total:9.2f}{100 * measured.overhead:9.1f}%", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a .gguf file or a model directory")
+    parser.add_argument("--kernels", nargs="+", default=["torch", "native"], choices=["torch", "native"])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1])
+    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--prompts", nargs="+", type=int, default=[128, 512], help="prefill lengths in tokens")
+    parser.add_argument("--turns", type=int, default=3, help="how often all are measured; the best turn counts")
+    arguments = parser.parse_args()
+    print(f"{'':<34}{''.join(f'{part:>9}' for part in PARTS)}{'total':>9}{'overhead':>10}")
+    for num_threads in arguments.threads:
+        engines = {kernels: TimedEngine(arguments.model, kernels, num_threads) for kernels in arguments.kernels}
+        work: list[tuple[str, Callable[[TimedEngine], Measured]]] = [
+            *((f"decode {size}", lambda engine, size=size: engine.decode(size)) for size in arguments.batch_sizes),
+            *((f"prefill {size}", lambda engine, size=size: engine.prefill(size)) for size in arguments.prompts),
+        ]
+        for name, measure in work:
+            turns = [[measure(engine) for engine in engines.values()] for _ in range(arguments.turns)]
+            for index, engine in enumerate(engines.values()):
+                best = min((turn[index] for turn in turns), key=lambda measured: measured.total)
+                _print_row(f"{name}, {num_threads} thr., {engine.built.attention_backend}", best)
+
+
+if __name__ == "__main__":
+    main()

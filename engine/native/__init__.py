@@ -1,0 +1,1 @@
+"""The CPU step in native code: its sources, its build and its use. Pointers cross, torch does not."""

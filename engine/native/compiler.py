@@ -1,0 +1,145 @@
+"""Builds the native library with the system's compiler, once per sources, compiler and flags."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SOURCE_DIRECTORY = Path(__file__).parent / "source"
+_COMPILERS = ("g++", "clang++", "c++")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-w")
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
+_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+# What each file is compiled for. Everything else runs on any x86-64, and asks the processor before it calls these.
+_INSTRUCTIONS = {"kernels_avx2.cpp": _AVX2, "kernels_avx512.cpp": _AVX512, "kernels_amx.cpp": _AMX}
+# An older compiler may not know these instructions; the library is then built without.
+_OPTIONAL = {"kernels_avx512.cpp": "-DMUSTER_WITH_AVX512", "kernels_amx.cpp": "-DMUSTER_WITH_AMX"}
+_COMPILE_TIMEOUT_S = 300.0
+
+
+class NativeBuildError(Exception):
+    """The library cannot be had; the message says what to do."""
+
+
+def library_path(cache_directory: Path | None = None) -> Path:
+    """The compiled library, built first where it is not in the cache.
+
+    Processes that start together wait for one build. Raises NativeBuildError.
+    """
+    machine = platform.machine().lower()
+    if machine not in ("x86_64", "amd64"):
+        raise NativeBuildError(f"there are no native kernels for {machine} processors")
+    compiler = _find_compiler()
+    directory = cache_directory or _default_cache_directory()
+    path = directory / f"{_digest(compiler)}.so"
+    if path.is_file():
+        return path
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            if not path.is_file():
+                _build(compiler, path)
+    except OSError as error:
+        raise NativeBuildError(
+            f"{directory}: the native kernels cannot be stored: {error}; name a writable folder in MUSTER_CACHE"
+        ) from error
+    return path
+
+
+def _default_cache_directory() -> Path:
+    cache = os.environ.get("MUSTER_CACHE") or "~/.cache/muster"
+    return Path(cache).expanduser() / "native"
+
+
+def _find_compiler() -> str:
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    wanted = f"the compiler that CXX names, {asked!r}," if asked else "a C++ compiler"
+    raise NativeBuildError(
+        f"{wanted} was not found; install one, for example with `apt-get install g++` or `dnf install gcc-c++`"
+    )
+
+
+def _digest(compiler: str) -> str:
+    """Names the build: sources, compiler and flags."""
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False
+    )
+    digest = hashlib.sha256(repr((compiler, version.stdout, _FLAGS, _INSTRUCTIONS, _OPTIONAL)).encode())
+    for source in sorted(SOURCE_DIRECTORY.iterdir()):
+        if source.suffix in (".cpp", ".h"):
+            digest.update(f"\n{source.name}\n".encode() + source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(compiler: str, path: Path) -> None:
+    started = time.monotonic()
+    log.info("building the native CPU kernels with %s, once; this takes some seconds", compiler)
+    # Objects are made beside the result, so that renaming it is atomic.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as name:
+        folder = Path(name)
+        sources = sorted(SOURCE_DIRECTORY.glob("*.cpp"), key=lambda source: -source.name.startswith("kernels_"))
+        optional = [source for source in sources if source.name in _OPTIONAL]
+        others = [source for source in sources if source.name not in _OPTIONAL and source.name != "library.cpp"]
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            tries = {source: pool.submit(_try_compile, compiler, source, folder) for source in optional}
+            objects = list(pool.map(lambda source: _compile(compiler, source, folder), others))
+        built = {source: future.result() for source, future in tries.items()}
+        defines = [_OPTIONAL[source.name] for source, output in built.items() if output is not None]
+        objects += [output for output in built.values() if output is not None]
+        objects.append(_compile(compiler, SOURCE_DIRECTORY / "library.cpp", folder, *defines))
+        library = folder / "library.so"
+        _run([compiler, "-shared", "-o", str(library), *map(str, objects), "-lpthread"])
+        library.rename(path)
+    log.info("built the native CPU kernels in %.1f s: %s", time.monotonic() - started, path)
+
+
+def _compile(compiler: str, source: Path, folder: Path, *defines: str) -> Path:
+    output = folder / f"{source.stem}.o"
+    flags = (*_FLAGS, *_INSTRUCTIONS.get(source.name, ()), *defines)
+    _run([compiler, *flags, "-c", str(source), "-o", str(output)])
+    return output
+
+
+def _try_compile(compiler: str, source: Path, folder: Path) -> Path | None:
+    try:
+        return _compile(compiler, source, folder)
+    except NativeBuildError as error:
+        log.warning("the native kernels are built without %s: %s", source.stem.removeprefix("kernels_"), error)
+        return None
+
+
+def _run(command: list[str]) -> None:
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeBuildError(f"{command[0]} could not be run: {error}") from error
+    if result.returncode != 0:
+        lines = result.stderr.strip().splitlines()
+        raise NativeBuildError(f"{command[0]} failed: {lines[0] if lines else f'exit code {result.returncode}'}")

@@ -1,0 +1,110 @@
+"""The C interface of the native library, typed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from enum import IntEnum
+from pathlib import Path
+
+# Best first.
+INSTRUCTION_SETS = ("amx", "avx512", "avx2")
+
+
+class Slot(IntEnum):
+    """A linear map of the model; the last four exist once per layer."""
+
+    EMBEDDING = 0
+    HEAD = 1
+    QKV = 2
+    OUTPUT = 3
+    GATE_UP = 4
+    DOWN = 5
+
+
+class Norm(IntEnum):
+    """A vector of norm weights; all but the first exist once per layer."""
+
+    FINAL = 0
+    ATTENTION = 1
+    MLP = 2
+    QUERY = 3
+    KEY = 4
+
+
+class Shape(ctypes.Structure):
+    """The model's sizes; `window` 0 means that a token sees all before it."""
+
+    _fields_ = (
+        ("vocab_size", c_int32),
+        ("hidden_size", c_int32),
+        ("intermediate_size", c_int32),
+        ("num_layers", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("window", c_int32),
+        ("norm_eps", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Plan(ctypes.Structure):
+    """Addresses of a step's layout; copied by the call."""
+
+    _fields_ = (
+        ("num_sequences", c_int32),
+        ("num_tokens", c_int32),
+        ("query_lens", c_void_p),
+        ("context_lens", c_void_p),
+        ("slots", c_void_p),
+        ("block_tables", c_void_p),
+        ("table_width", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "muster_has_kernels": (c_int, [c_char_p]),
+    "muster_model_new": (c_void_p, [POINTER(Shape), c_char_p, c_int, POINTER(c_float)]),
+    "muster_model_free": (None, [c_void_p]),
+    "muster_model_set_norm": (c_int, [c_void_p, c_int, c_int, c_void_p, c_int]),
+    "muster_model_add_matrix": (
+        c_int,
+        [c_void_p, c_int, c_int, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p],
+    ),
+    "muster_model_tie_head": (None, [c_void_p]),
+    "muster_model_set_cache": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int]),
+    "muster_plan": (None, [c_void_p, POINTER(Plan)]),
+    "muster_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "muster_logits": (None, [c_void_p, c_void_p, c_int, c_void_p]),
+    "muster_attend": (None, [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "muster_linear": (None, [c_void_p, c_int, c_int, c_void_p, c_int, c_void_p]),
+}
+
+
+def load_library(path: Path) -> ctypes.CDLL:
+    """Raises OSError when the file is no library for this machine."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def best_instruction_set(library: ctypes.CDLL) -> str | None:
+    """The best kernels that this processor runs, no better than MUSTER_CPU_ISA allows; None when there are none.
+
+    Raises ValueError for a MUSTER_CPU_ISA that is none of amx, avx512, avx2 and none.
+    """
+    limit = os.environ.get("MUSTER_CPU_ISA") or INSTRUCTION_SETS[0]
+    if limit == "none":
+        return None
+    if limit not in INSTRUCTION_SETS:
+        raise ValueError(f"MUSTER_CPU_ISA: {limit!r} is unknown; choose one of {', '.join(INSTRUCTION_SETS)}, none")
+    for name in INSTRUCTION_SETS[INSTRUCTION_SETS.index(limit) :]:
+        if library.muster_has_kernels(name.encode()):
+            return name
+    return None

@@ -1,0 +1,24 @@
+// The table of a processor without a tile unit.
+#pragma once
+
+#include "attention.h"
+#include "multiply.h"
+#include "rows.h"
+
+namespace muster {
+namespace {
+
+Format choose_format(Codes codes, int) { return codes == Codes::kBfloat16 ? Format::kFloat : Format::kInt8; }
+
+void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+              int end, Scratch*) {
+  multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
+}
+
+constexpr Kernels plain_kernels(const char* name) {
+  return {name, choose_format, multiply, read_row, normalise, gate, prepare, rotate, round_row, attend_one_plain,
+          attend_many_plain, nullptr};
+}
+
+}  // namespace
+}  // namespace muster

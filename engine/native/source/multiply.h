@@ -1,0 +1,202 @@
+// Products of few rows: whole panels stream by once, each unpacked piece serves up to four rows.
+#pragma once
+
+#include "vector.h"
+
+namespace muster {
+namespace {
+
+constexpr int kRowsAtOnce = 4;
+
+MUSTER_INLINE void put(const Matrix& matrix, int panel, float* out, bool accumulate, Floats result) {
+  const int first = panel * kPanel;
+  if (matrix.rows - first >= kPanel) {
+    if (matrix.bias != nullptr) result += load(matrix.bias + first);
+    if (accumulate) result += load(out + first);
+    store(out + first, result);
+    return;
+  }
+  for (int lane = 0; lane < matrix.rows - first; ++lane) {
+    const float bias = matrix.bias != nullptr ? matrix.bias[first + lane] : 0.0f;
+    out[first + lane] = result[lane] + bias + (accumulate ? out[first + lane] : 0.0f);
+  }
+}
+
+// Sums of products of a block's codes with four inputs at a time; lanes are outputs.
+#ifdef __AVX512VNNI__
+MUSTER_INLINE __m512i four_inputs(const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  return _mm512_set1_epi32(bytes);
+}
+
+template <int M>
+MUSTER_INLINE void dot_four_bits(const uint8_t* codes, const int8_t* const (&x)[M], Ints (&sums)[M]) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  __m512i total[M];
+  for (int m = 0; m < M; ++m) total[m] = _mm512_setzero_si512();
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m512i packed = _mm512_loadu_si512(codes + j * 64);
+    const __m512i low = _mm512_and_si512(packed, mask);
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask);
+    for (int m = 0; m < M; ++m) {
+      total[m] = _mm512_dpbusd_epi32(total[m], low, four_inputs(x[m] + j * 8));
+      total[m] = _mm512_dpbusd_epi32(total[m], high, four_inputs(x[m] + j * 8 + 4));
+    }
+  }
+  for (int m = 0; m < M; ++m) sums[m] = reinterpret_cast<Ints>(total[m]);
+}
+
+template <int M>
+MUSTER_INLINE void dot_eight_bits(const uint8_t* codes, const int8_t* const (&x)[M], const int32_t (&code_sums)[M],
+                                  Ints (&sums)[M]) {
+  // The instruction wants one side unsigned: codes + 128 stand in, and 128 times the inputs' sum is taken off.
+  const __m512i flip = _mm512_set1_epi8(-128);
+  __m512i total[M];
+  for (int m = 0; m < M; ++m) total[m] = _mm512_set1_epi32(-128 * code_sums[m]);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    const __m512i shifted = _mm512_xor_si512(_mm512_loadu_si512(codes + j * 64), flip);
+    for (int m = 0; m < M; ++m) total[m] = _mm512_dpbusd_epi32(total[m], shifted, four_inputs(x[m] + j * 4));
+  }
+  for (int m = 0; m < M; ++m) sums[m] = reinterpret_cast<Ints>(total[m]);
+}
+#else
+MUSTER_INLINE __m256i dot_bytes(__m256i codes, const int8_t* x) {
+  int32_t bytes;
+  std::memcpy(&bytes, x, 4);
+  // Magnitudes times inputs with the codes' signs: no sum of two such products leaves sixteen bits.
+  const __m256i signed_inputs = _mm256_sign_epi8(_mm256_set1_epi32(bytes), codes);
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(codes), signed_inputs);
+  return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+
+union IntHalves {
+  Ints all;
+  __m256i half[2];
+};
+
+template <int M>
+MUSTER_INLINE void dot_four_bits(const uint8_t* codes, const int8_t* const (&x)[M], Ints (&sums)[M]) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  IntHalves total[M];
+  for (int m = 0; m < M; ++m) total[m].all = Ints{};
+  for (int j = 0; j < 8; ++j) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 32));
+    const __m256i low = _mm256_and_si256(packed, mask);
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask);
+    for (int m = 0; m < M; ++m) {
+      __m256i& half = total[m].half[j % 2];
+      half = _mm256_add_epi32(half, dot_bytes(low, x[m] + j / 2 * 8));
+      half = _mm256_add_epi32(half, dot_bytes(high, x[m] + j / 2 * 8 + 4));
+    }
+  }
+  for (int m = 0; m < M; ++m) sums[m] = total[m].all;
+}
+
+template <int M>
+MUSTER_INLINE void dot_eight_bits(const uint8_t* codes, const int8_t* const (&x)[M], const int32_t (&)[M],
+                                  Ints (&sums)[M]) {
+  IntHalves total[M];
+  for (int m = 0; m < M; ++m) total[m].all = Ints{};
+  for (int j = 0; j < 16; ++j) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 32));
+    for (int m = 0; m < M; ++m) {
+      __m256i& half = total[m].half[j % 2];
+      half = _mm256_add_epi32(half, dot_bytes(packed, x[m] + j / 2 * 4));
+    }
+  }
+  for (int m = 0; m < M; ++m) sums[m] = total[m].all;
+}
+#endif
+
+// `row`: the first of M rows. The order of additions is that of the tile kernel, so both give the same bits.
+template <int M, bool kFour>
+void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride, bool accumulate,
+                    int begin, int end) {
+  const size_t num_blocks = matrix.num_blocks;
+  for (int panel = begin; panel < end; ++panel) {
+    const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
+    const uint8_t* codes = base + matrix.codes_offset;
+    Floats total[M];
+    for (int m = 0; m < M; ++m) total[m] = Floats{};
+    for (size_t b = 0; b < num_blocks; ++b) {
+      const int8_t* inputs[M];
+      int32_t code_sums[M];
+      const size_t index = block_index(x, row, b);  // M divides 16 or ends the rows: the others follow
+      for (int m = 0; m < M; ++m) {
+        inputs[m] = x.codes + (index + m) * kBlock;
+        code_sums[m] = x.code_sums[index + m];
+      }
+      Ints sums[M];
+      if constexpr (kFour)
+        dot_four_bits<M>(codes + b * 256, inputs, sums);
+      else
+        dot_eight_bits<M>(codes + b * 512, inputs, code_sums, sums);
+      const Floats scale = load_float16(base + b * 32);
+      for (int m = 0; m < M; ++m) {
+        const Floats both = scale * x.scales[index + m];
+        total[m] += __builtin_convertvector(sums[m], Floats) * both;
+      }
+      if constexpr (kFour) {
+        const Floats minimum = load_float16(base + matrix.minima_offset + b * 32);
+        for (int m = 0; m < M; ++m) total[m] += minimum * x.sums[index + m];
+      }
+    }
+    for (int m = 0; m < M; ++m) put(matrix, panel, out + (row + m) * stride, accumulate, total[m]);
+  }
+}
+
+template <int M>
+void multiply_halves(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride, bool accumulate,
+                     int begin, int end) {
+  const int num_pairs = matrix.num_blocks * kBlock / 2;
+  for (int panel = begin; panel < end; ++panel) {
+    const uint8_t* pairs = matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
+    Floats even[M], odd[M];
+    for (int m = 0; m < M; ++m) even[m] = odd[m] = Floats{};
+    for (int p = 0; p < num_pairs; ++p) {
+      const Words both = *reinterpret_cast<const LooseWords*>(pairs + p * 64);
+      const Floats first = as_floats(both << 16), second = as_floats(both & 0xffff0000u);
+      for (int m = 0; m < M; ++m) {
+        const float* inputs = x.values + static_cast<size_t>(row + m) * num_pairs * 2 + p * 2;
+        even[m] += first * inputs[0];
+        odd[m] += second * inputs[1];
+      }
+    }
+    for (int m = 0; m < M; ++m) put(matrix, panel, out + (row + m) * stride, accumulate, even[m] + odd[m]);
+  }
+}
+
+template <int M>
+void multiply_rows(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride, bool accumulate,
+                   int begin, int end) {
+  if (matrix.codes == Codes::kFourBits)
+    multiply_codes<M, true>(matrix, x, row, out, stride, accumulate, begin, end);
+  else if (matrix.codes == Codes::kEightBits)
+    multiply_codes<M, false>(matrix, x, row, out, stride, accumulate, begin, end);
+  else
+    multiply_halves<M>(matrix, x, row, out, stride, accumulate, begin, end);
+}
+
+// Any number of rows. A panel is read for all rows before the next one, while it is in the cache.
+void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate,
+                      int begin, int end) {
+  for (int panel = begin; panel < end; ++panel) {
+    const int last = x.rows <= kRowsAtOnce ? end : panel + 1;
+    int row = 0;
+    for (; row + kRowsAtOnce <= x.rows; row += kRowsAtOnce)
+      multiply_rows<kRowsAtOnce>(matrix, x, row, out, stride, accumulate, panel, last);
+    switch (x.rows - row) {
+      case 3: multiply_rows<3>(matrix, x, row, out, stride, accumulate, panel, last); break;
+      case 2: multiply_rows<2>(matrix, x, row, out, stride, accumulate, panel, last); break;
+      case 1: multiply_rows<1>(matrix, x, row, out, stride, accumulate, panel, last); break;
+      default: break;
+    }
+    panel = last - 1;
+  }
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,312 @@
+// Products of many rows on the tile unit: eight-bit for decode batches, bfloat16 for prefill.
+#pragma once
+
+#include "multiply.h"
+
+namespace muster {
+namespace {
+
+// From this many rows on, dequantising a panel once costs less than scaling every block's sums.
+constexpr int kHalvesFrom = 32;
+constexpr int kTilesFrom = 3;
+
+struct alignas(64) TileShape {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+  void set(int tile, int num_rows, int bytes) {
+    rows[tile] = static_cast<uint8_t>(num_rows);
+    row_bytes[tile] = static_cast<uint16_t>(bytes);
+  }
+};
+
+// A panel's four-bit codes as signed bytes, in the order of the eight-bit format.
+MUSTER_INLINE void unpack_panel(const uint8_t* codes, int num_blocks, uint8_t* out) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  for (int j = 0; j < num_blocks * 4; ++j) {
+    const __m512i packed = _mm512_loadu_si512(codes + j * 64);
+    _mm512_store_si512(out + j * 128, _mm512_and_si512(packed, mask));
+    _mm512_store_si512(out + j * 128 + 64, _mm512_and_si512(_mm512_srli_epi16(packed, 4), mask));
+  }
+}
+
+// Adds one block's scaled integer sums to the running totals of R rows.
+template <int R, bool kFour>
+MUSTER_INLINE void add_block(const int32_t* sums, const uint8_t* base, size_t minima_offset, const float* scales,
+                             const float* input_sums, size_t b, Floats (&total)[R]) {
+  const Floats scale = load_float16(base + b * 32);
+  Floats minimum{};
+  if constexpr (kFour) minimum = load_float16(base + minima_offset + b * 32);
+#pragma GCC unroll 16
+  for (int m = 0; m < R; ++m) {
+    const Ints row = reinterpret_cast<Ints>(_mm512_load_si512(sums + m * 16));
+    total[m] += __builtin_convertvector(row, Floats) * (scale * scales[b * 16 + m]);
+    if constexpr (kFour) total[m] += minimum * input_sums[b * 16 + m];
+  }
+}
+
+// R rows (the tile's height) from `row` on; the last ones may be padding, which is computed and dropped.
+template <int R, bool kFour>
+void tile_codes(const Matrix& matrix, const Activations& x, int row, int panel, const uint8_t* codes, float* out,
+                size_t stride, bool accumulate) {
+  const size_t num_blocks = matrix.num_blocks;
+  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
+  const size_t index = block_index(x, row, 0);
+  const int8_t* inputs = x.codes + index * kBlock;
+  const float* scales = x.scales + index;
+  const float* input_sums = x.sums + index;
+  // The sums of one pair of blocks are scaled while the tile unit works on the next pair.
+  alignas(64) int32_t sums[2][2][16 * 16];
+  Floats total[R];
+#pragma GCC unroll 16
+  for (int m = 0; m < R; ++m) total[m] = Floats{};
+  const size_t num_pairs = (num_blocks + 1) / 2;
+  for (size_t pair = 0; pair < num_pairs + 1; ++pair) {
+    const size_t b = pair * 2;
+    if (b < num_blocks) {
+      _tile_zero(0);
+      _tile_loadd(2, inputs + b * 16 * kBlock, kBlock);
+      _tile_loadd(4, codes + b * 512, 64);
+      _tile_dpbssd(0, 2, 4);
+      if (b + 1 < num_blocks) {
+        _tile_zero(1);
+        _tile_loadd(3, inputs + (b + 1) * 16 * kBlock, kBlock);
+        _tile_loadd(5, codes + (b + 1) * 512, 64);
+        _tile_dpbssd(1, 3, 5);
+        _tile_stored(1, sums[pair % 2][1], 64);
+      }
+      _tile_stored(0, sums[pair % 2][0], 64);
+    }
+    if (pair == 0) continue;
+    const auto& done = sums[(pair - 1) % 2];
+    add_block<R, kFour>(done[0], base, matrix.minima_offset, scales, input_sums, b - 2, total);
+    if (b - 1 < num_blocks) add_block<R, kFour>(done[1], base, matrix.minima_offset, scales, input_sums, b - 1, total);
+  }
+  const int valid = x.rows - row < R ? x.rows - row : R;
+#pragma GCC unroll 16
+  for (int m = 0; m < R; ++m)
+    if (m < valid) put(matrix, panel, out + (row + m) * stride, accumulate, total[m]);
+}
+
+template <int R, bool kFour>
+void tile_panels(const Matrix& matrix, const Activations& x, int first, int last, float* out, size_t stride,
+                 bool accumulate, int begin, int end, Scratch* scratch) {
+  TileShape shape;
+  for (int tile = 0; tile < 4; ++tile) shape.set(tile, R, tile < 2 ? 64 : kBlock);
+  for (int tile = 4; tile < 6; ++tile) shape.set(tile, 8, 64);
+  _tile_loadconfig(&shape);
+  auto* unpacked = kFour ? static_cast<uint8_t*>(reserve(scratch, matrix.num_blocks * 512)) : nullptr;
+  for (int panel = begin; panel < end; ++panel) {
+    const uint8_t* codes = matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
+    if constexpr (kFour) {
+      unpack_panel(codes, matrix.num_blocks, unpacked);
+      codes = unpacked;
+    }
+    for (int row = first; row < last; row += R)
+      tile_codes<R, kFour>(matrix, x, row, panel, codes, out, stride, accumulate);
+  }
+  _tile_release();
+}
+
+template <bool kFour>
+void tile_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+               int end, Scratch* scratch) {
+  const int whole = x.rows / 16 * 16, rest = x.rows - whole;
+  if (whole > 0 && rest == 0) {
+    tile_panels<16, kFour>(matrix, x, 0, whole, out, stride, accumulate, begin, end, scratch);
+  } else if (whole > 0) {
+    // One pass over the weights; the last tile computes padding.
+    tile_panels<16, kFour>(matrix, x, 0, x.rows, out, stride, accumulate, begin, end, scratch);
+  } else if (rest <= 4) {
+    tile_panels<4, kFour>(matrix, x, 0, rest, out, stride, accumulate, begin, end, scratch);
+  } else if (rest <= 8) {
+    tile_panels<8, kFour>(matrix, x, 0, rest, out, stride, accumulate, begin, end, scratch);
+  } else if (rest <= 12) {
+    tile_panels<12, kFour>(matrix, x, 0, rest, out, stride, accumulate, begin, end, scratch);
+  } else {
+    tile_panels<16, kFour>(matrix, x, 0, rest, out, stride, accumulate, begin, end, scratch);
+  }
+}
+
+// Two vectors of sixteen numbers as one of sixteen bfloat16 pairs.
+MUSTER_INLINE __m512i pair_up(Floats first, Floats second) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first));
+  return _mm512_permutexvar_epi16(order, (__m512i)both);
+}
+
+// A panel's weights as bfloat16 pairs, in the order of the bfloat16 format.
+template <bool kFour>
+void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
+  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
+  const uint8_t* codes = base + matrix.codes_offset;
+  const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  for (int b = 0; b < matrix.num_blocks; ++b) {
+    const Floats scale = load_float16(base + b * 32);
+    Floats minimum{};
+    if constexpr (kFour) minimum = load_float16(base + matrix.minima_offset + b * 32);
+#pragma GCC unroll 4
+    for (int j = 0; j < (kFour ? 4 : 8); ++j) {
+      const __m512i packed = _mm512_loadu_si512(codes + (b * (kFour ? 4 : 8) + j) * 64);
+      // Input `index` of a lane; the look-up ignores all but the low four bits.
+#define MUSTER_LOW(index) \
+  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index)), table)) * scale + minimum
+#define MUSTER_HIGH(index) \
+  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index) + 4), table)) * scale + minimum
+#define MUSTER_BYTE(index) \
+  __builtin_convertvector(reinterpret_cast<Ints>(_mm512_srai_epi32(_mm512_slli_epi32(packed, 24 - 8 * (index)), 24)), Floats) * scale
+      if constexpr (kFour) {
+        uint8_t* rows = out + (b * 16 + j * 4) * 64;
+        _mm512_store_si512(rows, pair_up(MUSTER_LOW(0), MUSTER_LOW(1)));
+        _mm512_store_si512(rows + 64, pair_up(MUSTER_LOW(2), MUSTER_LOW(3)));
+        _mm512_store_si512(rows + 128, pair_up(MUSTER_HIGH(0), MUSTER_HIGH(1)));
+        _mm512_store_si512(rows + 192, pair_up(MUSTER_HIGH(2), MUSTER_HIGH(3)));
+      } else {
+        uint8_t* rows = out + (b * 16 + j * 2) * 64;
+        _mm512_store_si512(rows, pair_up(MUSTER_BYTE(0), MUSTER_BYTE(1)));
+        _mm512_store_si512(rows + 64, pair_up(MUSTER_BYTE(2), MUSTER_BYTE(3)));
+      }
+#undef MUSTER_LOW
+#undef MUSTER_HIGH
+#undef MUSTER_BYTE
+    }
+  }
+}
+
+// Where a tile of 16 rows and 16 outputs goes.
+struct Target {
+  float* out;
+  int num_rows;
+  bool direct;  // the tile unit itself can read and write it
+};
+
+MUSTER_INLINE Target target_of(const Matrix& matrix, int panel, int row, int num_rows, float* out, size_t stride) {
+  const int left = num_rows - row < 16 ? num_rows - row : 16;
+  const bool whole = left == 16 && matrix.rows - panel * kPanel >= kPanel;
+  return {out + row * stride, left, whole && matrix.bias == nullptr};
+}
+
+// Sums that do not fill a tile, or get a bias, take the way round.
+MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, const Target& target, size_t stride,
+                            bool accumulate) {
+  for (int m = 0; m < target.num_rows; ++m)
+    put(matrix, panel, target.out + m * stride, accumulate, load(sums + m * 16));
+}
+
+#define MUSTER_BEGIN_TILE(tile, panel, target)                                    \
+  if ((target).direct && accumulate)                                              \
+    _tile_loadd(tile, (target).out + (panel) * kPanel, static_cast<long>(stride * 4)); \
+  else                                                                            \
+    _tile_zero(tile);
+#define MUSTER_END_TILE(tile, panel, target)                                       \
+  if ((target).direct) {                                                           \
+    _tile_stored(tile, (target).out + (panel) * kPanel, static_cast<long>(stride * 4)); \
+  } else {                                                                         \
+    _tile_stored(tile, sums, 64);                                                  \
+    put_tile(matrix, panel, sums, target, stride, accumulate);                     \
+  }
+
+// All rows by one or two panels, 32 rows a turn: up to four accumulating tiles, four loads.
+template <bool kTwo>
+MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, const uint8_t* first,
+                                   const uint8_t* second, int panel, float* out, size_t stride, bool accumulate) {
+  alignas(64) float sums[16 * 16];
+  const int num_blocks = matrix.num_blocks;
+  for (int row = 0; row < x.rows; row += 32) {
+    const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
+    const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;
+    const bool both = x.rows - row > 16;
+    const Target t0 = target_of(matrix, panel, row, x.rows, out, stride);
+    const Target t1 = target_of(matrix, panel + 1, row, x.rows, out, stride);
+    const Target t2 = target_of(matrix, panel, row + 16, x.rows, out, stride);
+    const Target t3 = target_of(matrix, panel + 1, row + 16, x.rows, out, stride);
+    MUSTER_BEGIN_TILE(0, panel, t0)
+    if (kTwo) MUSTER_BEGIN_TILE(1, panel + 1, t1)
+    if (both) {
+      MUSTER_BEGIN_TILE(2, panel, t2)
+      if (kTwo) MUSTER_BEGIN_TILE(3, panel + 1, t3)
+      for (int b = 0; b < num_blocks; ++b) {
+        _tile_loadd(4, upper + b * 16 * kBlock, 64);
+        _tile_loadd(6, first + b * 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, lower + b * 16 * kBlock, 64);
+        _tile_dpbf16ps(2, 5, 6);
+        if (kTwo) {
+          _tile_loadd(7, second + b * 1024, 64);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_dpbf16ps(3, 5, 7);
+        }
+      }
+    } else {
+      for (int b = 0; b < num_blocks; ++b) {
+        _tile_loadd(4, upper + b * 16 * kBlock, 64);
+        _tile_loadd(6, first + b * 1024, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (kTwo) {
+          _tile_loadd(7, second + b * 1024, 64);
+          _tile_dpbf16ps(1, 4, 7);
+        }
+      }
+    }
+    MUSTER_END_TILE(0, panel, t0)
+    if (kTwo) MUSTER_END_TILE(1, panel + 1, t1)
+    if (both) {
+      MUSTER_END_TILE(2, panel, t2)
+      if (kTwo) MUSTER_END_TILE(3, panel + 1, t3)
+    }
+  }
+}
+
+#undef MUSTER_BEGIN_TILE
+#undef MUSTER_END_TILE
+
+// The panel's weights as bfloat16 pairs: as they are stored, or unpacked into `room`.
+MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t* room) {
+  if (matrix.codes == Codes::kBfloat16) return matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
+  if (matrix.codes == Codes::kFourBits)
+    dequantise_panel<true>(matrix, panel, room);
+  else
+    dequantise_panel<false>(matrix, panel, room);
+  return room;
+}
+
+void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+                 int end, Scratch* scratch) {
+  const size_t panel_size = static_cast<size_t>(matrix.num_blocks) * 1024;
+  auto* room = static_cast<uint8_t*>(reserve(scratch, 2 * panel_size));
+  TileShape shape;
+  for (int tile = 0; tile < 8; ++tile) shape.set(tile, 16, 64);
+  _tile_loadconfig(&shape);
+  int panel = begin;
+  for (; panel + 1 < end; panel += 2) {
+    const uint8_t* first = halves_of(matrix, panel, room);
+    const uint8_t* second = halves_of(matrix, panel + 1, room + panel_size);
+    tile_panel_pair<true>(matrix, x, first, second, panel, out, stride, accumulate);
+  }
+  if (panel < end)
+    tile_panel_pair<false>(matrix, x, halves_of(matrix, panel, room), nullptr, panel, out, stride, accumulate);
+  _tile_release();
+}
+
+Format choose_format(Codes codes, int rows) {
+  if (codes == Codes::kBfloat16) return rows >= kTilesFrom ? Format::kBfloat16 : Format::kFloat;
+  return rows >= kHalvesFrom ? Format::kBfloat16 : Format::kInt8;
+}
+
+void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+              int end, Scratch* scratch) {
+  if (choose_format(matrix.codes, x.rows) == Format::kBfloat16)
+    tile_halves(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else if (x.rows < kTilesFrom)
+    multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
+  else if (matrix.codes == Codes::kFourBits)
+    tile_rows<true>(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else
+    tile_rows<false>(matrix, x, out, stride, accumulate, begin, end, scratch);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,124 @@
+"""`muster drain`, `undrain` and `restart`: the head's AdminService, with a line per rank."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from muster import v1 as wire
+
+from services.cli import flag_table
+from services.cli.flag import FlagValueError, read_flags
+from services.cli.flag_values import rank_list
+from services.rpc.channels import dial_blocking
+from services.rpc.errors import describe
+
+# For the answers that are due at once; a drain may take as long as its requests.
+_ANSWER_S = 30.0
+
+_Stub = wire.AdminServiceStub
+_Results = Sequence[wire.RankResult]
+
+
+def run_drain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Returns 1 when a rank was not drained."""
+    values = read_flags(flag_table.DRAIN, namespace, environment)
+    selector = _selector(namespace.ranks)
+
+    def drain(stub: _Stub) -> Iterator[_Results]:
+        yield stub.Drain(wire.DrainRequest(selector=selector, timeout=_duration(values["timeout"]))).results
+
+    return _operate("drain", values["head_target"], drain)
+
+
+def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Returns 1 when a rank does not take requests."""
+    values = read_flags(flag_table.UNDRAIN, namespace, environment)
+    selector = _selector(namespace.ranks)
+
+    def undrain(stub: _Stub) -> Iterator[_Results]:
+        yield stub.Undrain(wire.UndrainRequest(selector=selector), timeout=_ANSWER_S).results
+
+    return _operate("undrain", values["head_target"], undrain)
+
+
+def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Rank by rank, so that each is told as it is done and Ctrl-C leaves the rest alone."""
+    values = read_flags(flag_table.RESTART, namespace, environment)
+    selector = _selector(namespace.ranks)
+
+    def restart(stub: _Stub) -> Iterator[_Results]:
+        for rank in selector.ranks or _all_ranks(values["head_target"]):
+            request = wire.RestartRequest(
+                selector=wire.RankSelector(ranks=[rank]),
+                timeout=_duration(values["timeout"]),
+                ready_timeout=_duration(values["ready_timeout"]),
+            )
+            results = stub.Restart(request).results
+            yield results
+            if any(result.code for result in results):
+                return
+
+    return _operate("restart", values["head_target"], restart)
+
+
+def _operate(name: str, target: str, work: Callable[[_Stub], Iterator[_Results]]) -> int:
+    failed = False
+    started = time.monotonic()
+    with _told(name, target), dial_blocking(target) as channel:
+        for results in work(wire.AdminServiceStub(channel)):
+            for result in results:
+                failed = failed or bool(result.code)
+                print(result_line(result, time.monotonic() - started), flush=True)
+        return int(failed)
+    return 1
+
+
+def result_line(result: wire.RankResult, seconds: float) -> str:
+    if not result.code:
+        return f"rank {result.rank}: {result.message} ({seconds:.1f} s)"
+    codes = {code.value[0]: code.name for code in grpc.StatusCode}
+    name = codes.get(result.code, str(result.code)).lower().replace("_", " ")
+    return f"rank {result.rank}: failed ({name}): {result.message}"
+
+
+@contextmanager
+def _told(name: str, target: str) -> Iterator[None]:
+    """Turns a failed call into words on stderr."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        described = describe(error)
+        if described.code is grpc.StatusCode.UNAVAILABLE:
+            print(f"muster {name}: no head answers at {target}. Another address: --head-target HOST:PORT",
+                  file=sys.stderr)  # fmt: skip
+        else:
+            print(f"muster {name}: {described.message}", file=sys.stderr)
+
+
+def _all_ranks(target: str) -> Sequence[int]:
+    with dial_blocking(target) as channel:
+        answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
+    return range(answer.roster.data_parallel_size)
+
+
+def _selector(text: str) -> wire.RankSelector:
+    """All ranks are an empty selector."""
+    try:
+        return wire.RankSelector(ranks=() if text == "all" else rank_list(text))
+    except ValueError as error:
+        raise FlagValueError(f"RANKS: {text!r} {error}") from None
+
+
+def _duration(seconds: Any) -> Duration | None:
+    if seconds is None:
+        return None
+    duration = Duration()
+    duration.FromNanoseconds(round(seconds * 1e9))
+    return duration

@@ -1,0 +1,173 @@
+"""Each native kernel against its definition, over odd shapes, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.native.library import Slot
+from engine.native.native_model import NativeModel
+from tests.support.native_kernels import (
+    NativeStepper,
+    Part,
+    StateWeights,
+    instruction_sets,
+    native_library,
+    random_state,
+    shape_config,
+)
+
+DOWN = "model.layers.0.mlp.down_proj"
+NUM_ROWS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 48, 70)
+
+
+def _exact_inputs(num_rows: int, num_cols: int) -> Tensor:
+    """Whole numbers that eight-bit codes and bfloat16 hold exactly: every run of 32 has a 127."""
+    generator = torch.Generator().manual_seed(num_rows)
+    x = torch.randint(-127, 128, (num_rows, num_cols), generator=generator).float()
+    x[:, ::32] = 127.0
+    return x
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "num_outputs", "num_inputs"),
+    [
+        ("Q4_0", 16, 32),
+        ("Q4_0", 50, 96),
+        ("Q4_1", 33, 64),
+        ("Q4_1", 96, 576),
+        ("Q8_0", 20, 32),
+        ("Q8_0", 130, 160),
+        ("F16", 7, 40),
+        ("BF16", 48, 64),
+        ("F32", 47, 100),
+    ],
+)
+def test_matrix_products(isa: str, kind: str, num_outputs: int, num_inputs: int, bias: bool) -> None:
+    config = shape_config(hidden_size=num_outputs, intermediate_size=num_inputs, bias=bias)
+    weights = StateWeights(random_state(config), {f"{DOWN}.weight": kind} if kind != "F32" else {})
+    model = NativeModel(native_library(), isa, config, weights, num_threads=1)
+    matrix = weights.read(f"{DOWN}.weight").double()
+    offset = weights.read(f"{DOWN}.bias").double() if bias else torch.zeros(num_outputs).double()
+    for num_rows in NUM_ROWS:
+        x = _exact_inputs(num_rows, num_inputs)
+        actual = model.linear(Slot.DOWN, 0, x, num_outputs).double()
+        expected = x.double() @ matrix.T + offset
+        # bfloat16 rounds weights by up to a 256th; codes are multiplied exactly.
+        rounds = kind in ("F32", "F16") or (isa == "amx" and num_rows >= 32)
+        allowed = (x.double().abs() @ matrix.abs().T) * (2.0**-8 if rounds else 0.0) + 2.0**-18 * 127 * num_inputs
+        assert (actual - expected).abs().le(allowed).all(), num_rows
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+def test_q4_k_products(isa: str) -> None:
+    """The super-blocks' nested scales: gguf cannot make them, so they are made of random bits."""
+    import numpy as np
+
+    from engine.model.quant import dequantize
+    from engine.model.weights import StoredMatrix
+
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (24 * 2, 144), dtype=np.uint8)
+    blocks[:, 0:4] = generator.uniform(0.001, 0.02, (48, 2)).astype("<f2").view(np.uint8)
+    values = torch.from_numpy(dequantize(blocks, 12)).reshape(24, 512)
+    config = shape_config(hidden_size=24, intermediate_size=512)
+
+    class Weights(StateWeights):
+        def stored(self, name: str) -> StoredMatrix | None:
+            return StoredMatrix("Q4_K", (24, 512), blocks.reshape(-1)) if name == f"{DOWN}.weight" else None
+
+    model = NativeModel(native_library(), isa, config, Weights(random_state(config)), num_threads=1)
+    for num_rows in (1, 9, 40):
+        x = _exact_inputs(num_rows, 512)
+        expected = x.double() @ values.double().T
+        scale = expected.pow(2).mean().sqrt()
+        assert (model.linear(Slot.DOWN, 0, x, 24).double() - expected).abs().max() < 0.01 * scale
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_few_rows_give_the_same_bits_on_every_instruction_set_and_in_every_batch(kind: str) -> None:
+    """A decoding request's numbers depend neither on its batch mates (fewer than 32) nor on the machine."""
+    config = shape_config(hidden_size=50, intermediate_size=192)
+    weights = StateWeights(random_state(config), {f"{DOWN}.weight": kind})
+    x = torch.randn(31, 192, generator=torch.Generator().manual_seed(0))
+    results = []
+    for isa in instruction_sets():
+        model = NativeModel(native_library(), isa, config, weights, num_threads=1)
+        results.append(model.linear(Slot.DOWN, 0, x, 50))
+        for num_rows in (1, 2, 3, 6, 10, 15):
+            assert torch.equal(model.linear(Slot.DOWN, 0, x[:num_rows], 50), results[-1][:num_rows])
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, num_new: int, window: int | None) -> Tensor:
+    """[new, N, D]: the definition, in float64. q: [S, N, D]; k, v: [S, K, D]."""
+    q, k, v = q.double(), k.double(), v.double()
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[2] ** 0.5
+    distance = torch.arange(len(q))[:, None] - torch.arange(len(q))
+    hidden = (distance < 0) if window is None else (distance < 0) | (distance >= window)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hij,jhd->ihd", weights, v)[-num_new:]
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize("block_size", [1, 5, 16, 32])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window"),
+    [
+        (1, 1, 16, None),
+        (9, 3, 64, None),
+        (9, 3, 64, 37),
+        (4, 2, 32, 5),
+        (14, 2, 64, None),
+        (16, 1, 96, None),
+        (32, 8, 128, 64),
+        (5, 5, 80, None),
+    ],
+)
+def test_attention_over_scattered_pages(
+    isa: str, block_size: int, num_heads: int, num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    """Decoding, prefill from the start and later chunks in one step, after their contexts were stored in steps."""
+    config = shape_config(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
+    num_blocks = 4 + sum(-(-length // block_size) for length, _ in LAYOUT)
+    stepper = NativeStepper(
+        config, StateWeights(random_state(config)), isa, num_blocks=num_blocks, block_size=block_size
+    )
+    generator = torch.Generator().manual_seed(1)
+    order = torch.randperm(num_blocks, generator=generator).tolist()
+    parts, tensors = [], []
+    for length, num_new in LAYOUT:
+        blocks = tuple(order.pop() for _ in range(-(-length // block_size)))
+        parts.append(Part((), length - num_new, length, blocks))
+        tensors.append(
+            [
+                torch.randn(length, heads, head_dim, generator=generator).bfloat16()
+                for heads in (num_heads, num_kv_heads, num_kv_heads)
+            ]
+        )
+    earlier = [index for index, part in enumerate(parts) if part.begin > 0]
+    stepper.attention.plan(
+        stepper.batch(*[Part((), 0, parts[index].begin, parts[index].block_ids) for index in earlier])
+    )
+    stepper.attention.attend(
+        0, *[torch.cat([tensors[index][which][: parts[index].begin] for index in earlier]) for which in range(3)]
+    )
+    stepper.attention.plan(stepper.batch(*parts))
+    out = stepper.attention.attend(
+        0, *[torch.cat([x[which][part.begin :] for part, x in zip(parts, tensors, strict=True)]) for which in range(3)]
+    )
+    row = 0
+    for (length, num_new), (q, k, v) in zip(LAYOUT, tensors, strict=True):
+        expected = _reference(q, k, v, num_new, window)
+        torch.testing.assert_close(out[row : row + num_new].double(), expected, atol=0.02, rtol=0.02, msg=str(length))
+        row += num_new
+
+
+# Context length and new tokens of each sequence; those with one new token first, and no context of one token before.
+LAYOUT = ((3, 1), (16, 1), (33, 1), (150, 1), (7, 7), (2, 2), (64, 64), (97, 17), (140, 100), (48, 16))
