@@ -106,15 +106,18 @@ class Sampler:
             logits[penalised] = self._penalties.apply(logits[penalised], [sequences[row] for row in penalised])
         constrained = [row for row in edited if plans[row].constrained]
         if constrained:
-            self._constrain(logits, raw, constrained, sequences)
+            self._constrain(logits, raw, constrained, sequences, plans)
         return logits
 
-    def _constrain(self, logits: Tensor, raw: Tensor, rows: list[int], sequences: list[Sequence]) -> None:
+    def _constrain(
+        self, logits: Tensor, raw: Tensor, rows: list[int], sequences: list[Sequence], plans: list[SamplingPlan]
+    ) -> None:
         """Rules out what leaves the grammar, in place. Where that leaves nothing, only the grammar counts."""
         forbidden = self._masks.take([sequences[row] for row in rows]).to(logits.device)
-        kept = logits[rows].masked_fill_(forbidden, -torch.inf)
-        stuck = torch.isneginf(kept.amax(dim=-1, keepdim=True))
-        logits[rows] = torch.where(stuck, raw[rows].float().masked_fill_(forbidden, -torch.inf), kept)
+        for index, row in enumerate(rows):
+            logits[row].masked_fill_(forbidden[index], -torch.inf)
+            if (plans[row].allowed or plans[row].bad_words) and bool(torch.isneginf(logits[row].max())):
+                logits[row] = raw[row].float().masked_fill(forbidden[index], -torch.inf)
 
     def _ban(self, logits: Tensor, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> None:
         """Rules out bad words and early ends, in place. Where that leaves nothing, it is not done."""

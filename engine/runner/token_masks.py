@@ -44,7 +44,8 @@ class TokenMasks:
         """[R, V] bool on the CPU: true where a token must not follow. All must have been among those started."""
         assert self._running is not None, "masks are taken without having been started"
         forbidden = self._running.result()
-        return forbidden[[self._rows[sequence.request_id] for sequence in sequences]]
+        rows = [self._rows[sequence.request_id] for sequence in sequences]
+        return forbidden if rows == list(range(len(forbidden))) else forbidden[rows]
 
     def _compute(self, work: list[tuple[Matcher, list[int]]]) -> Tensor:
         words = np.zeros((len(work), -(-self._vocab_size // 32)), dtype=np.int32)
@@ -52,4 +53,4 @@ class TokenMasks:
             matcher.take(token_ids)
             matcher.fill(words[row])
         allowed = np.unpackbits(words.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
-        return torch.from_numpy(allowed == 0)
+        return torch.from_numpy(allowed ^ 1).view(torch.bool)
