@@ -72,9 +72,13 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> LLMatcher:
         check_size(constraint)
         source = to_lark(constraint)
-        grammar = LLMatcher(self._tokens(constraint), source, log_level=0, limits=_LIMITS)
-        if not grammar.is_error():
-            grammar.compute_bitmask()  # also fills its caches, of which each sequence gets a copy
+        tokens = self._tokens(constraint)
+        try:
+            grammar = LLMatcher(tokens, source, log_level=0, limits=_LIMITS)
+            if not grammar.is_error():
+                grammar.compute_bitmask()  # also fills its caches, of which each sequence gets a copy
+        except BaseException as error:  # a panic of the library is no Exception
+            refuse(constraint, f"cannot be compiled: {error}")
         if grammar.is_error():
             refuse(constraint, f"cannot be compiled: {first_lines(grammar.get_error())}")
         return grammar

@@ -29,18 +29,24 @@ class Matcher:
     def take(self, token_ids: Sequence[int]) -> bool:
         """Goes on by generated tokens; False, and a failure, when they leave the grammar."""
         self.num_taken += len(token_ids)
-        if not self.failure and not self._machine.consume_tokens(list(token_ids)):
-            self.failure = _reason(self._machine)
+        try:
+            if not self.failure and not self._machine.consume_tokens(list(token_ids)):
+                self.failure = _reason(self._machine)
+        except BaseException as error:  # a panic of the library is no Exception, and concerns this sequence only
+            self.failure = f"the constraint cannot be followed any further: {error}"
         return not self.failure
 
     def fill(self, row: Words) -> None:
         """Sets bit i % 32 of row[i // 32] for each token id i that may come next; `row` is contiguous."""
-        if not self.failure:
-            self._machine.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            if self._machine.is_error():
-                self.failure = _reason(self._machine)
-            elif not row.any():
-                self.failure = "the constraint cannot be followed any further: no token of the model can come next"
+        try:
+            if not self.failure:
+                self._machine.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+                if self._machine.is_error():
+                    self.failure = _reason(self._machine)
+                elif not row.any():
+                    self.failure = "the constraint cannot be followed any further: no token of the model can come next"
+        except BaseException as error:
+            self.failure = f"the constraint cannot be followed any further: {error}"
         if self.failure:
             row.fill(-1)
 
