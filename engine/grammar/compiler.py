@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +14,9 @@ from engine.grammar.matcher import Matcher, first_lines
 from engine.grammar.source import check_size, refuse, to_lark
 from engine.grammar.tokens import TokenBytes
 from engine.grammar.worker import deep_stack_worker
-from engine.request import Constraint
+from engine.request import Constraint, ConstraintKind
 
+_PLACE = re.compile(r"^at [0-9]+\([0-9]+\): ")
 # Compiled grammars that are kept; none is larger than its constraint's size limit allows.
 _MAX_CACHED = 64
 # Of one step of one sequence, some milliseconds; a grammar that needs more ends its own request only.
@@ -80,7 +82,7 @@ class GrammarCompiler:
         except BaseException as error:  # a panic of the library is no Exception
             refuse(constraint, f"cannot be compiled: {error}")
         if grammar.is_error():
-            refuse(constraint, f"cannot be compiled: {first_lines(grammar.get_error())}")
+            refuse(constraint, f"cannot be compiled: {_reason(constraint, grammar.get_error())}")
         return grammar
 
     def _tokens(self, constraint: Constraint) -> LLTokenizer:
@@ -93,6 +95,14 @@ class GrammarCompiler:
                 refuse(constraint, "is not possible with this checkpoint: it names no end-of-sequence token")
             self._tokenizer = _build_tokenizer(tokens, self._vocab_size, self._eos_token_ids)
         return self._tokenizer
+
+
+def _reason(constraint: Constraint, error: str) -> str:
+    """Places in the grammar mean something only to who wrote it; others get the reason alone."""
+    reason = first_lines(error)
+    if constraint.kind is ConstraintKind.GRAMMAR:
+        return reason
+    return _PLACE.sub("", reason.partition("\n   1 | ")[0]).removeprefix("failed to compile JSON schema: ")
 
 
 class _Vocabulary:

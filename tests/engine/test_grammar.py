@@ -158,6 +158,7 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     assert caught.value.field == f"constraint.{constraint.kind.value}"
     assert reason in caught.value.message
     assert len(caught.value.message) < 3000
+    assert ("%llguidance" in caught.value.message) <= (constraint.kind is ConstraintKind.GRAMMAR)
 
 
 @pytest.mark.parametrize(
