@@ -21,6 +21,8 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CheckpointError, DeviceError
 from engine.facts import ModelFacts
+from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.tokens import read_token_bytes
 from engine.model.checkpoint import Checkpoint
 from engine.model.llama import Llama
 from engine.model.loading import open_checkpoint
@@ -121,6 +123,11 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
             eos_token_ids=facts.eos_token_ids,
             limits=config.limits,
             prefix_caching=config.prefix_caching,
+            grammars=GrammarCompiler(
+                lambda: read_token_bytes(config.model_path),
+                vocab_size=facts.vocab_size,
+                eos_token_ids=facts.eos_token_ids,
+            ),
         ),
         facts=facts,
         num_blocks=cache.num_blocks,

@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.batch import Batch, Runner, Scheduled, StepToken
 from engine.config import SchedulerLimits
-from engine.errors import DuplicateRequestError, EngineError, QueueFullError
+from engine.errors import DuplicateRequestError, EngineError, InvalidRequestError, QueueFullError
 from engine.kv.cache import KVCache
 from engine.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import LoadSnapshot, StepStats
 from engine.validation import validate
+
+if TYPE_CHECKING:
+    from engine.grammar.compiler import GrammarCompiler
+    from engine.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,7 @@ class EngineCore:
         eos_token_ids: tuple[int, ...] = (),
         limits: SchedulerLimits = SchedulerLimits(),  # noqa: B008  # frozen
         prefix_caching: bool = True,
+        grammars: GrammarCompiler | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._runner = runner
@@ -61,6 +67,7 @@ class EngineCore:
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._limits = limits
+        self.grammars = grammars  # None: no request can be constrained
         self._clock_ns = clock_ns
         self._cache = KVCache(num_blocks, block_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(self._cache, limits)
@@ -81,9 +88,10 @@ class EngineCore:
         """Requests that were accepted and have not ended."""
         return len(self._live)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, matcher: Matcher | None = None) -> None:
         """Accepts a request, whose outputs come from the steps that follow.
 
+        `matcher` is of its constraint and has taken its generated tokens; without it, this waits for the compiler.
         Raises InvalidRequestError, DuplicateRequestError or QueueFullError, and nothing has changed.
         """
         validate(
@@ -94,7 +102,9 @@ class EngineCore:
         )
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id: {request.request_id!r} is live already; choose another one")
-        sequence = self._sequence(request)
+        if request.constraint is not None and matcher is None:
+            matcher = self._compile(request)
+        sequence = self._sequence(request, matcher)
         if request.generated_token_ids and request.prompt_logprobs is None and sequence.finish_reason is not None:
             self._outputs.append(_last_output(sequence, sequence.finish_reason))
             return
@@ -198,7 +208,12 @@ class EngineCore:
         num_known = self._scheduler.num_waiting + self._scheduler.num_running
         assert num_known == len(self._live), "a live request neither waits nor runs, or an ended one does"
 
-    def _sequence(self, request: Request) -> Sequence:
+    def _compile(self, request: Request) -> Matcher:
+        if request.constraint is None or self.grammars is None:
+            raise InvalidRequestError("constraint", "is not possible with this engine; leave it out")
+        return self.grammars.prepare(request.constraint, request.generated_token_ids).result()
+
+    def _sequence(self, request: Request, matcher: Matcher | None) -> Sequence:
         max_total_tokens = min(self._max_model_len, self._cache.num_slots)
         if request.stop.max_tokens is not None:
             max_total_tokens = min(max_total_tokens, len(request.prompt_token_ids) + request.stop.max_tokens)
@@ -207,6 +222,7 @@ class EngineCore:
             arrival=self._num_arrived,
             max_total_tokens=max_total_tokens,
             eos_token_ids=self._eos_token_ids,
+            matcher=matcher,
         )
 
     def _commit(self, scheduled: list[Scheduled], step_tokens: list[StepToken]) -> None:
@@ -225,6 +241,10 @@ class EngineCore:
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         sampled = step_token.sampled
+        if sequence.matcher is not None and sequence.matcher.failure:
+            self._outputs.append(_last_output(sequence, FinishReason.ERROR, sequence.matcher.failure))
+            self._retire(sequence)
+            return
         if sampled is not None:
             token_ids = (sampled.token_id,)
             if sampled.logprobs is not None:

@@ -9,11 +9,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.core import EngineCore, Rejected, StepResult
-from engine.errors import EngineError
-from engine.request import FinishReason, Request, TokenOutput
+from engine.errors import DuplicateRequestError, EngineError, QueueFullError
+from engine.request import FinishReason, Request, TokenOutput, Usage
+
+if TYPE_CHECKING:
+    from engine.grammar.matcher import Matcher
 
 __all__ = ["EngineLoop", "Rejected", "StepResult"]
 
@@ -25,11 +28,21 @@ _log = logging.getLogger(__name__)
 _IDLE_TURN_S = 0.25
 # A forward pass that fails so often in a row will not recover.
 _MAX_FAILED_STEPS = 3
+# Requests whose constraint is being compiled; each takes a thread some milliseconds at least.
+_MAX_PREPARING = 256
 
 
 @dataclass(frozen=True, slots=True)
 class _Submit:
     request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The constraint of a request was compiled, or could not be."""
+
+    request: Request
+    matcher: Future[Matcher]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,7 @@ class EngineLoop:
         self._deliver = deliver
         self._on_failure = on_failure
         self._clock = clock
-        self._inbox: queue.SimpleQueue[_Submit | _Abort | _Call | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Submit | _Prepared | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._gate = threading.Lock()  # orders puts against closing: nothing is put into an inbox that nobody reads
         self._closed = False
         self._failed: BaseException | None = None
@@ -75,6 +88,7 @@ class EngineLoop:
         # Of this turn and not delivered yet.
         self._outputs: list[TokenOutput] = []
         self._rejected: list[Rejected] = []
+        self._preparing: dict[str, Request] = {}  # submitted, not known to the core yet
         self._num_failed_steps = 0  # in a row
         # A daemon: a forward pass that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -121,7 +135,7 @@ class EngineLoop:
             future.set_exception(EngineError("the engine has stopped"))
         return future
 
-    def _put(self, item: _Submit | _Abort | _Call | _Stop) -> bool:
+    def _put(self, item: _Submit | _Prepared | _Abort | _Call | _Stop) -> bool:
         with self._gate:
             if self._closed:
                 return False
@@ -159,9 +173,11 @@ class EngineLoop:
             while True:
                 match item:
                     case _Submit(request):
-                        self._add(request)
+                        self._try(request, self._submit)
+                    case _Prepared():
+                        self._take_prepared(item)
                     case _Abort(request_id):
-                        if (output := self._core.abort(request_id)) is not None:
+                        if (output := self._abort(request_id)) is not None:
                             self._outputs.append(output)
                     case _Call():
                         self._answer(item)
@@ -171,9 +187,36 @@ class EngineLoop:
         except queue.Empty:
             return True
 
-    def _add(self, request: Request) -> None:
-        try:
+    def _submit(self, request: Request) -> None:
+        """Hands a request to the core; one with a constraint first to its compiler, whose thread may take long."""
+        if request.request_id in self._preparing:
+            raise DuplicateRequestError(f"request_id: {request.request_id!r} is live already; choose another one")
+        if request.constraint is None or self._core.grammars is None:
             self._core.add(request)
+            return
+        if len(self._preparing) >= _MAX_PREPARING:
+            raise QueueFullError(f"the constraints of {_MAX_PREPARING} requests wait to be compiled; try again later")
+        future = self._core.grammars.prepare(request.constraint, request.generated_token_ids)
+        self._preparing[request.request_id] = request
+        future.add_done_callback(lambda matcher: self._put(_Prepared(request, matcher)))
+
+    def _take_prepared(self, prepared: _Prepared) -> None:
+        request = prepared.request
+        # Otherwise it was aborted meanwhile, and its id is perhaps in use again.
+        if self._preparing.get(request.request_id) is request:
+            del self._preparing[request.request_id]
+            self._try(request, lambda request: self._core.add(request, prepared.matcher.result()))
+
+    def _abort(self, request_id: str) -> TokenOutput | None:
+        request = self._preparing.pop(request_id, None)
+        if request is None:
+            return self._core.abort(request_id)
+        usage = Usage(len(request.prompt_token_ids), len(request.generated_token_ids), 0)
+        return TokenOutput(request_id, finish_reason=FinishReason.ABORT, usage=usage)
+
+    def _try(self, request: Request, accept: Callable[[Request], None]) -> None:
+        try:
+            accept(request)
         except EngineError as error:
             self._rejected.append(Rejected(request.request_id, error))
         except Exception as error:  # one malformed request must not end the others
@@ -226,6 +269,10 @@ class EngineLoop:
             self._failed = self._failed or error
 
     def _refuse_inbox(self) -> None:
+        for request_id in self._preparing:
+            error = EngineError("the engine stopped before it took the request")
+            self._rejected.append(Rejected(request_id, error))
+        self._preparing.clear()
         while not self._inbox.empty():
             match self._inbox.get_nowait():
                 case _Submit(request):

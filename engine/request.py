@@ -41,6 +41,25 @@ class StopConditions:
     ignore_eos: bool = False
 
 
+class ConstraintKind(Enum):
+    """Named as the contract names the fields of Constraint."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the answer's text must be in; `text` is the schema, the regex or the grammar."""
+
+    kind: ConstraintKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One generation to run.
@@ -58,6 +77,7 @@ class Request:
     prompt_logprobs: int | None = None
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""
+    constraint: Constraint | None = None
 
 
 class FinishReason(Enum):

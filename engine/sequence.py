@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from engine.kv.block_table import BlockTable
 from engine.request import FinishReason, PromptInfo, Request, TokenLogprobs, Usage
+
+if TYPE_CHECKING:
+    from engine.grammar.matcher import Matcher
 
 
 class Sequence:
@@ -18,6 +23,7 @@ class Sequence:
         "_prompt_logprobs",
         "arrival",
         "block_table",
+        "matcher",
         "max_total_tokens",
         "num_cached_tokens",
         "num_computed",
@@ -39,6 +45,7 @@ class Sequence:
         arrival: int,
         max_total_tokens: int,
         eos_token_ids: tuple[int, ...] = (),
+        matcher: Matcher | None = None,
     ) -> None:
         self.request = request
         self.request_id = request.request_id
@@ -55,6 +62,7 @@ class Sequence:
         self.num_preemptions = 0
         self.num_prompt_tokens_counted = 0  # prompt tokens in the totals already; recomputation counts once
         self.prompt_reported = False
+        self.matcher = matcher  # of request.constraint; follows the output when the next token is sampled
         self._prompt_logprobs: list[TokenLogprobs] = []
 
     @property

@@ -32,6 +32,8 @@ def validate(request: Request, *, vocab_size: int, max_model_len: int, num_slots
     _check_token_ids("generated_token_ids", request.generated_token_ids, vocab_size)
     _check_sampling(request.sampling, vocab_size)
     _check_stop(request.stop, vocab_size)
+    if request.constraint is not None:
+        _check_end(request.stop)
     for name, count in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None:
             _check_range(name, count, 0, MAX_LOGPROBS)
@@ -93,6 +95,14 @@ def _check_stop(stop: StopConditions, vocab_size: int) -> None:
         raise InvalidRequestError(
             "stop.min_tokens", f"{stop.min_tokens} is above stop.max_tokens {stop.max_tokens}; lower it"
         )
+
+
+def _check_end(stop: StopConditions) -> None:
+    """A constraint alone decides where an answer may end."""
+    if stop.ignore_eos:
+        raise InvalidRequestError("stop.ignore_eos", "cannot be combined with a constraint; leave one of them out")
+    if stop.min_tokens:
+        raise InvalidRequestError("stop.min_tokens", "cannot be combined with a constraint; leave one of them out")
 
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:

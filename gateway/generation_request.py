@@ -28,6 +28,29 @@ class Sampling:
     bad_words: tuple[tuple[int, ...], ...] = ()
 
 
+class ConstraintKind(Enum):
+    """Named as the contract names the fields of Constraint."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A language that the answer must be in: `text` is the schema, the regex or the grammar.
+
+    `param` is the client's own field, for when the engine cannot compile what is in it.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+    param: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt with `n` choices.
@@ -55,6 +78,7 @@ class GenerationRequest:
     affinity: str | None = None
     timeout_s: float | None = None
     traceparent: str = ""
+    constraint: Constraint | None = None
 
 
 class FinishReason(Enum):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from muster import v1 as wire
 
 from gateway.errors import InvalidRequest
-from gateway.generation_request import GenerationRequest
+from gateway.generation_request import Constraint, GenerationRequest
 from gateway.request_limits import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -21,7 +22,7 @@ from gateway.request_limits import (
     RANK_KEY,
     valid_traceparent,
 )
-from gateway.wire_convert import to_sampling
+from gateway.wire_convert import to_constraint, to_sampling
 
 REQUEST_ID_KEY = "x-request-id"
 TRACEPARENT_KEY = "traceparent"
@@ -97,7 +98,20 @@ def to_generation_request(
         cache_salt=options.cache_salt,
         timeout_s=facts.timeout_s,
         traceparent=facts.traceparent,
+        constraint=_read_constraint(options),
     )
+
+
+def _read_constraint(options: wire.GenerationOptions) -> Constraint | None:
+    if not options.HasField("constraint"):
+        return None
+    constraint = to_constraint(options.constraint, "options.constraint")
+    if constraint is None:
+        _refuse("options.constraint", "without a kind that is known here", "exactly one kind")
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(options.conditions, name):
+            _refuse(f"options.conditions.{name}", "set", "not to be set together with options.constraint")
+    return constraint
 
 
 def _read_request_id(value: str | None) -> str:
@@ -148,5 +162,5 @@ def _check_options(options: wire.GenerationOptions) -> None:
         _refuse("options.cache_salt", f"{len(options.cache_salt)} characters", f"at most {MAX_SALT_CHARS}")
 
 
-def _refuse(field: str, value: object, expected: str) -> None:
+def _refuse(field: str, value: object, expected: str) -> NoReturn:
     raise InvalidRequest(field, f"{field} is {value}: expected {expected}")

@@ -14,6 +14,7 @@ from gateway.choice import Choice
 from gateway.engine_link import EngineLink
 from gateway.errors import EngineFailed, GatewayError, InvalidRequest, Overloaded, RequestTimeout
 from gateway.generation_request import (
+    Constraint,
     FinishReason,
     GenerationEvent,
     GenerationRequest,
@@ -201,7 +202,7 @@ class RunningRequest:
         self.meter.continued(lost.rank)
 
     def _refused(self, choice: Choice, failed: Failed, link: EngineLink) -> None:
-        error = _to_error(failed, link.rank)
+        error = _to_error(failed, link.rank, self._request.constraint)
         if isinstance(error, Overloaded):
             self.full = error
         elif failed.code != grpc.StatusCode.UNAVAILABLE.value[0]:
@@ -223,9 +224,12 @@ class RunningRequest:
         )
 
 
-def _to_error(failed: Failed, rank: int) -> GatewayError:
+def _to_error(failed: Failed, rank: int, constraint: Constraint | None) -> GatewayError:
     code = failed.code
     if code in (grpc.StatusCode.INVALID_ARGUMENT.value[0], grpc.StatusCode.OUT_OF_RANGE.value[0]):
+        if constraint is not None and failed.field.partition(".")[0] == "constraint":
+            reason = failed.message.removeprefix(failed.field).removeprefix(":").strip()
+            return InvalidRequest(constraint.param, f"Invalid '{constraint.param}': {reason}.")
         return InvalidRequest(failed.field or None, failed.message)
     if code == grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]:
         return Overloaded(failed.message, retry_after_s=failed.retry_after_s or 1.0)

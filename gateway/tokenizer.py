@@ -102,6 +102,11 @@ class Tokenizer:
         )
         return self._encode_rendered(rendered)
 
+    @property
+    def template_source(self) -> str:
+        """The chat template as the checkpoint has it; empty without one."""
+        return "" if self.chat_template is None else self.chat_template.source
+
     def decode(self, token_ids: Sequence[int], *, skip_special: bool = True, begins_text: bool = True) -> str:
         """Text of the ids; bytes that are no UTF-8 become U+FFFD.
 

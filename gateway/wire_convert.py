@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 from muster import v1 as wire
 
-from gateway.generation_request import FinishReason, GenerationRequest, Sampling, TokenLogprob
+from gateway.generation_request import (
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    GenerationRequest,
+    Sampling,
+    TokenLogprob,
+)
 from gateway.ranks import LoadSnapshot, Rank, RankLoad, RankState, Roster
 
 _STATES = {
@@ -142,7 +149,33 @@ def from_request(
         prompt_logprobs=request.prompt_logprobs if with_prompt_logprobs else None,
         priority=request.priority,
         cache_salt=request.cache_salt,
+        constraint=None if request.constraint is None else _from_constraint(request.constraint),
     )
+
+
+def _from_constraint(constraint: Constraint) -> wire.Constraint:
+    match constraint.kind:
+        case ConstraintKind.JSON_SCHEMA:
+            return wire.Constraint(json_schema=constraint.text)
+        case ConstraintKind.JSON_OBJECT:
+            return wire.Constraint(json_object=True)
+        case ConstraintKind.REGEX:
+            return wire.Constraint(regex=constraint.text)
+        case ConstraintKind.CHOICE:
+            return wire.Constraint(choice=wire.ChoiceConstraint(values=constraint.choices))
+        case ConstraintKind.GRAMMAR:
+            return wire.Constraint(grammar=constraint.text)
+
+
+def to_constraint(constraint: wire.Constraint, param: str) -> Constraint | None:
+    """None for one that sets nothing, or something this schema does not know. `param` is where it stands."""
+    name = constraint.WhichOneof("kind")
+    if name is None or (name == "json_object" and not constraint.json_object):
+        return None
+    kind, param = ConstraintKind(name), f"{param}.{name}"
+    if kind is ConstraintKind.CHOICE:
+        return Constraint(kind, choices=tuple(constraint.choice.values), param=param)
+    return Constraint(kind, "" if kind is ConstraintKind.JSON_OBJECT else getattr(constraint, name), param=param)
 
 
 def _from_sampling(sampling: Sampling, seed: int, defaults: wire.DefaultSampling) -> wire.SamplingParams:

@@ -45,6 +45,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "benchmarks": {"engine", "services", "torch", "tests"},
 }
 ONLY_HOME = {
+    "llguidance": "engine",
     "torch": "engine",
     "tokenizers": "gateway",
     "jinja2": "gateway",
@@ -113,7 +114,7 @@ def test_control_processes_load_no_torch(module: str) -> None:
     """Catches indirect imports: a control process starts at once and holds no CUDA context."""
     code = (
         f"import sys, {module}\n"
-        "heavy = sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'engine', 'numpy'})\n"
+        "heavy = sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'engine', 'numpy', 'llguidance'})\n"
         "sys.exit(f'loads {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -55,6 +55,7 @@ class ModelRunner:
         self._set_threads()
         with torch.inference_mode():
             tensors = BatchTensors.build(batch, self._block_size, self._model.device)
+            self._sampler.prepare([item.sequence for item in batch.scheduled if item.samples])
             self._attention.plan(tensors.attention)
             hidden = self._model.forward(tensors.token_ids, tensors.positions, self._attention)
             results = [StepToken(sampled=None, prompt_logprobs=()) for _ in batch.scheduled]

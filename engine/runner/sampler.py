@@ -1,6 +1,7 @@
 """Chooses the next token of each sequence, vectorised over the batch.
 
-Order: allowed tokens, bad words and min_tokens, logit bias, penalties, temperature, min-p, top-k, top-p, noise.
+Order: allowed tokens, bad words and min_tokens, logit bias, penalties, constraint, temperature, min-p, top-k, top-p,
+noise.
 A sequence that asks for none of it costs its share of one arg max. The choice for a sequence depends on its own
 logits, tokens and parameters only.
 """
@@ -19,6 +20,7 @@ from engine.runner.logprobs import token_logprobs
 from engine.runner.noise import gumbel_noise, noise_key
 from engine.runner.penalties import PenaltyTable
 from engine.runner.sampling_plan import SamplingPlan
+from engine.runner.token_masks import TokenMasks
 from engine.sequence import Sequence
 
 # Temporaries of so many numbers stay in a core's cache; drawing all rows at once takes three times as long.
@@ -33,7 +35,12 @@ class Sampler:
         self._eos_token_ids = eos_token_ids
         self._device = device
         self._penalties = PenaltyTable(vocab_size, device)
+        self._masks = TokenMasks(vocab_size)
         self._plans: dict[str, SamplingPlan] = {}
+
+    def prepare(self, sequences: Rows[Sequence]) -> None:
+        """Begins what can be done before there are logits; for those that `sample` is called with next, or more."""
+        self._masks.start(sequences)
 
     def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
         """logits: [R, V], one row per sequence. Returns one choice per sequence."""
@@ -97,7 +104,20 @@ class Sampler:
         penalised = [row for row in edited if plans[row].penalised]
         if penalised:
             logits[penalised] = self._penalties.apply(logits[penalised], [sequences[row] for row in penalised])
+        constrained = [row for row in edited if plans[row].constrained]
+        if constrained:
+            self._constrain(logits, raw, constrained, sequences, plans)
         return logits
+
+    def _constrain(
+        self, logits: Tensor, raw: Tensor, rows: list[int], sequences: list[Sequence], plans: list[SamplingPlan]
+    ) -> None:
+        """Rules out what leaves the grammar, in place. Where that leaves nothing, only the grammar counts."""
+        forbidden = self._masks.take([sequences[row] for row in rows]).to(logits.device)
+        for index, row in enumerate(rows):
+            logits[row].masked_fill_(forbidden[index], -torch.inf)
+            if (plans[row].allowed or plans[row].bad_words) and bool(torch.isneginf(logits[row].max())):
+                logits[row] = raw[row].float().masked_fill(forbidden[index], -torch.inf)
 
     def _ban(self, logits: Tensor, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> None:
         """Rules out bad words and early ends, in place. Where that leaves nothing, it is not done."""

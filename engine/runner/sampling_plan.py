@@ -16,6 +16,7 @@ class SamplingPlan:
 
     greedy: bool
     penalised: bool
+    constrained: bool
     temperature: float
     top_k: int
     top_p: float
@@ -39,6 +40,7 @@ class SamplingPlan:
                 or sampling.presence_penalty != 0.0
                 or sampling.frequency_penalty != 0.0
             ),
+            constrained=request.constraint is not None,
             temperature=sampling.temperature,
             top_k=sampling.top_k,
             top_p=sampling.top_p,
@@ -54,7 +56,9 @@ class SamplingPlan:
     @property
     def edits(self) -> bool:
         """Whether logits are changed before the choice, at least for some of the tokens."""
-        return bool(self.allowed or self.bias or self.bad_words or self.min_tokens or self.penalised)
+        return bool(
+            self.allowed or self.bias or self.bad_words or self.min_tokens or self.penalised or self.constrained
+        )
 
     def banned(self, token_ids: list[int], num_generated: int) -> list[int]:
         """Tokens that must not come next. `token_ids` are all so far, the last `num_generated` of them output."""

@@ -18,11 +18,12 @@ from gateway.openai.options import (
     parse_options,
     parse_stream_options,
 )
+from gateway.openai.tools import parse_tools, template_tools
 from gateway.openai.unsupported import refuse_unsupported
 from gateway.request_limits import MAX_LOGPROBS
+from gateway.tool_use import ToolUse
 
 _MAX_MESSAGES = 4096
-_MAX_TOOLS = 128
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _RESERVED_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 
@@ -48,6 +49,7 @@ class ChatRequest:
     max_tokens: int | None
     logprobs: int | None
     stream: StreamOptions
+    tools: ToolUse | None = None
 
 
 def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
@@ -57,6 +59,9 @@ def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
     if fields.boolean("echo"):
         fields.refuse("echo", "false; only /v1/completions echoes")
     options = parse_options(fields, limits)
+    tools = parse_tools(fields)
+    if tools is not None:
+        _check_tool_options(fields, options, tools)
     max_tokens = parse_max_tokens(fields, "max_completion_tokens", low=1)
     if max_tokens is None:
         max_tokens = parse_max_tokens(fields, "max_tokens", low=1)
@@ -67,7 +72,19 @@ def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
         max_tokens=max_tokens,
         logprobs=_parse_logprobs(fields),
         stream=parse_stream_options(fields),
+        tools=tools,
     )
+
+
+def _check_tool_options(fields: Fields, options: GenerationOptions, tools: ToolUse) -> None:
+    if options.constraint is not None:
+        param = options.constraint.param.partition(".")[0]
+        raise InvalidRequest(
+            param, f"'{param}' cannot be combined with 'tools', whose calls look otherwise; send tool_choice 'none'."
+        )
+    for name in ("ignore_eos", "min_tokens"):
+        if tools.forced and fields.raw(name):
+            raise InvalidRequest(name, f"'{name}' cannot be combined with a forced 'tool_choice'; send one of them.")
 
 
 def parse_conversation(fields: Fields) -> Conversation:
@@ -157,12 +174,8 @@ def _parse_variables(fields: Fields) -> Mapping[str, object]:
     for name in _RESERVED_VARIABLES:
         if name in variables:
             raise InvalidRequest("chat_template_kwargs", f"'chat_template_kwargs' cannot set '{name}'; remove it.")
-    tools = fields.raw("tools")
-    if tools is not None:
-        if not isinstance(tools, list) or len(tools) > _MAX_TOOLS or not all(isinstance(t, dict) for t in tools):
-            fields.refuse("tools", f"a list of at most {_MAX_TOOLS} objects")
-        if tools and fields.raw("tool_choice") != "none":
-            variables["tools"] = tools
+    if tools := template_tools(fields):
+        variables["tools"] = tools
     for name in ("documents", "reasoning_effort"):
         if fields.raw(name) is not None:
             variables[name] = fields.raw(name)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway import sse
 from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport, TokenLogprob
 from gateway.openai.envelope import Envelope, finish_reason_text
 from gateway.openai.logprobs import LogprobWriter
 from gateway.openai.options import StreamOptions
+from gateway.openai.tool_answer import Delta, ToolAnswer, delta_of, finish_text
 from gateway.openai.usage import UsageCount
+from gateway.tool_calls import ToolCallParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,7 @@ class ChatShape:
     return_token_ids: bool
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: bool = False
+    tools: ToolAnswer | None = None
 
 
 @dataclass(slots=True)
@@ -71,16 +74,22 @@ class ChatCollector:
 
     def _choice(self, index: int, answer: _Answer) -> dict[str, object]:
         shape = self._shape
+        message, finish_reason = self._message("".join(answer.text), answer.finish_reason)
         choice: dict[str, object] = {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(answer.text), "refusal": None},
-            "finish_reason": finish_reason_text(answer.finish_reason),
+            "message": message,
+            "finish_reason": finish_reason,
             "logprobs": None if shape.logprobs is None else shape.writer.chat(answer.logprobs, shape.logprobs),
             "stop_reason": answer.stop_reason,
         }
         if shape.return_token_ids:
             choice["token_ids"] = answer.token_ids
         return choice
+
+    def _message(self, text: str, reason: FinishReason) -> tuple[Delta, str]:
+        if self._shape.tools is not None:
+            return self._shape.tools.message(text, reason)
+        return {"role": "assistant", "content": text, "refusal": None}, finish_reason_text(reason)
 
 
 class ChatStream:
@@ -92,6 +101,8 @@ class ChatStream:
         self._options = options
         self._opened: set[int] = set()
         self._usage = UsageCount()
+        self._parsers: dict[int, ToolCallParser] = {}  # by choice
+        self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens whose text the parser still holds
 
     def push(self, event: GenerationEvent) -> bytes:
         """The bytes of one event, possibly none."""
@@ -109,15 +120,34 @@ class ChatStream:
         # Before anything is written: an abort is an error, not a finish.
         finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
         chunks = b""
+        deltas: list[Delta] = [{"content": event.text}] if event.text else []
+        if self._shape.tools is not None:
+            deltas, event = self._call_deltas(event, self._shape.tools)
+            if event.finish_reason is not None:
+                finish = finish_text(event.finish_reason, self._parsers[event.index].num_calls)
         if event.index not in self._opened:
             self._opened.add(event.index)
             chunks += self._chunk(event.index, {"role": "assistant", "content": ""}, first=len(self._opened) == 1)
-        if event.text:
-            chunks += self._chunk(event.index, {"content": event.text}, event)
+        for number, delta in enumerate(deltas):
+            chunks += self._chunk(event.index, delta, None if number else event)
         if finish is not None:
-            rest = None if event.text else event
+            rest = None if deltas else event
             chunks += self._chunk(event.index, {}, rest, finish=finish, stop_reason=event.stop_reason)
         return chunks
+
+    def _call_deltas(self, event: ChoiceDelta, tools: ToolAnswer) -> tuple[list[Delta], ChoiceDelta]:
+        """What can be told now, and the event with the tokens of all that was held back before."""
+        parser = self._parsers.setdefault(event.index, tools.parser())
+        found = parser.push(event.text)
+        if event.finish_reason is not None:
+            found += parser.finish()
+        if (unsaid := self._unsaid.pop(event.index, None)) is not None:
+            event = replace(
+                event, token_ids=unsaid.token_ids + event.token_ids, logprobs=unsaid.logprobs + event.logprobs
+            )
+        if not found and event.finish_reason is None:
+            self._unsaid[event.index] = event
+        return [delta_of(each) for each in found], event
 
     def _chunk(
         self,

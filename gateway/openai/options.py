@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
-from gateway.generation_request import Sampling
+from gateway.generation_request import Constraint, Sampling
+from gateway.openai.constraints import parse_constraint
 from gateway.openai.fields import Fields, shown
 from gateway.request_limits import (
     MAX_CHOICES,
@@ -61,6 +62,7 @@ class GenerationOptions:
     cache_salt: str
     affinity: str | None
     request_id: str | None
+    constraint: Constraint | None = None
 
 
 def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
@@ -93,6 +95,7 @@ def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
         cache_salt=fields.string("cache_salt", max_length=MAX_SALT_CHARS) or "",
         affinity=fields.string("session_id", max_length=256) or fields.string("prompt_cache_key", max_length=256),
         request_id=fields.string("request_id", max_length=MAX_REQUEST_ID_CHARS),
+        constraint=parse_constraint(fields),
     )
 
 

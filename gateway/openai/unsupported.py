@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.errors import InvalidRequest
-from gateway.openai.fields import Fields, shown
+from gateway.openai.fields import Fields
 
 # Refused whenever they hold anything but null or an empty value.
 _REFUSED: Mapping[str, str] = {
     "suffix": "infilling is not supported",
     "use_beam_search": "beam search is not supported",
-    "structured_outputs": "constrained decoding is not supported",
-    "guided_json": "constrained decoding is not supported",
-    "guided_regex": "constrained decoding is not supported",
-    "guided_choice": "constrained decoding is not supported",
-    "guided_grammar": "constrained decoding is not supported",
-    "grammar": "constrained decoding is not supported",
-    "json_schema": "constrained decoding is not supported",
-    "regex": "constrained decoding is not supported",
-    "ebnf": "constrained decoding is not supported",
+    "guided_json": "'structured_outputs.json' has this meaning here",
+    "guided_regex": "'structured_outputs.regex' has this meaning here",
+    "guided_choice": "'structured_outputs.choice' has this meaning here",
+    "guided_grammar": "'structured_outputs.grammar' has this meaning here",
+    "grammar": "'structured_outputs.grammar' has this meaning here",
+    "json_schema": "'structured_outputs.json' has this meaning here",
+    "regex": "'structured_outputs.regex' has this meaning here",
+    "ebnf": "'structured_outputs.grammar' has this meaning here",
     "chat_template": "a template per request is not allowed; the checkpoint's own is used",
     "prompt_embeds": "prompts are text or token ids",
     "audio": "only text is served",
@@ -40,26 +39,26 @@ def refuse_unsupported(fields: Fields) -> None:
     for name, reason in _REFUSED.items():
         if fields.raw(name):
             raise _unsupported(fields.path(name), f"{reason}; remove the field")
-    _refuse_formats(fields)
-    _refuse_tools(fields)
+    _refuse_outputs(fields)
+    _refuse_functions(fields)
     modalities = fields.raw("modalities")
     if modalities is not None and modalities != ["text"]:
         raise _unsupported("modalities", 'only ["text"] is served')
 
 
-def _refuse_formats(fields: Fields) -> None:
-    response_format = fields.nested("response_format")
-    if response_format is not None and response_format.raw("type") != "text":
-        kind = shown(response_format.raw("type"))
-        raise _unsupported("response_format", f'type {kind} is not supported; send {{"type": "text"}}')
+def _refuse_outputs(fields: Fields) -> None:
+    outputs = fields.nested("structured_outputs")
+    for name in ("structural_tag", "whitespace_pattern"):
+        if outputs is not None and outputs.raw(name):
+            raise _unsupported(outputs.path(name), "only json, regex, choice, grammar and json_object are; remove it")
 
 
-def _refuse_tools(fields: Fields) -> None:
-    """Tools are shown to the template; forcing a call would need constrained decoding."""
-    for name in ("tool_choice", "function_call"):
-        choice = fields.raw(name)
-        if choice not in (None, "none", "auto"):
-            raise _unsupported(name, 'forcing a call is not supported; send "auto" or "none"')
+def _refuse_functions(fields: Fields) -> None:
+    """What came before tools."""
+    if fields.raw("functions"):
+        raise _unsupported("functions", "'tools' has this meaning")
+    if fields.raw("function_call") not in (None, "none", "auto"):
+        raise _unsupported("function_call", "'tool_choice' has this meaning")
 
 
 def _unsupported(param: str, reason: str) -> InvalidRequest:

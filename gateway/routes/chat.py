@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +14,7 @@ from gateway.generation_request import GenerationRequest
 from gateway.openai.chat_request import ChatRequest, parse_chat
 from gateway.openai.chat_response import ChatCollector, ChatShape, ChatStream
 from gateway.openai.logprobs import LogprobWriter
+from gateway.openai.tool_answer import ToolAnswer
 from gateway.prompts import encode_conversation, spell_bad_words
 from gateway.routes.serving import (
     ServedModel,
@@ -34,6 +36,9 @@ class ChatCompletions:
         self._serving.open_for_requests()
         model, chat = await read_object(request, self._parse)
         options = await spell_bad_words(chat.options, model.tokenizer)
+        tools = ToolAnswer.of(chat.tools, model.tokenizer.template_source)
+        if tools is not None and tools.use.forced:
+            options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
             chat.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
@@ -46,6 +51,7 @@ class ChatCompletions:
             return_token_ids=options.return_token_ids,
             prompt_token_ids=prompt_token_ids,
             prompt_logprobs=options.prompt_logprobs is not None,
+            tools=tools,
         )
         generation = generation_request(
             request,

@@ -167,6 +167,7 @@ def generation_request(
         priority=options.priority,
         cache_salt=options.cache_salt,
         affinity=options.affinity or request.headers.get("x-session-id", "")[:256] or None,
+        constraint=options.constraint,
         timeout_s=timeout_s,
         traceparent=valid_traceparent(request.headers.get("traceparent", "")),
     )

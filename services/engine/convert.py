@@ -67,6 +67,7 @@ def to_request(
     )
     check.length("request_id", len(message.request_id), MAX_ID_LENGTH)
     check.length("cache_salt", len(message.cache_salt), MAX_ID_LENGTH)
+    constraint = _to_constraint(message.constraint, check) if message.HasField("constraint") else None
     check.finish()
     return domain.Request(
         request_id=request_id,
@@ -78,6 +79,7 @@ def to_request(
         prompt_logprobs=prompt_logprobs,
         priority=message.priority,
         cache_salt=message.cache_salt,
+        constraint=constraint,
     )
 
 
@@ -157,6 +159,24 @@ def _to_stop(message: wire.StopConditions, check: _Check) -> domain.StopConditio
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
     )
+
+
+def _to_constraint(message: wire.Constraint, check: _Check) -> domain.Constraint | None:
+    """Sizes and what compiling finds are the engine's to judge."""
+    name = message.WhichOneof("kind")
+    if name is None:
+        check.fail("constraint", "has none of the kinds this engine knows; set one, or leave the constraint out")
+        return None
+    kind = domain.ConstraintKind(name)
+    match kind:
+        case domain.ConstraintKind.CHOICE:
+            return domain.Constraint(kind, choices=tuple(message.choice.values))
+        case domain.ConstraintKind.JSON_OBJECT:
+            if not message.json_object:
+                check.fail("constraint.json_object", "is false; set it to true, or leave the constraint out")
+            return domain.Constraint(kind)
+        case _:
+            return domain.Constraint(kind, getattr(message, name))
 
 
 class _Check:

@@ -38,6 +38,7 @@ class GenerateRequest(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id chosen by the caller, unique among live requests, at most 512
     characters. Empty: the engine chooses one.
@@ -74,6 +75,12 @@ class GenerateRequest(_message.Message):
     def stop(self) -> _sampling_pb2.StopConditions:
         """stop says when to end."""
 
+    @_builtins.property
+    def constraint(self) -> _sampling_pb2.Constraint:
+        """constraint that the generated text must satisfy; generated_token_ids must
+        satisfy it too. Absent: anything goes.
+        """
+
     def __init__(
         self,
         *,
@@ -86,10 +93,11 @@ class GenerateRequest(_message.Message):
         prompt_logprobs: _builtins.int | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        constraint: _sampling_pb2.Constraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "constraint", b"constraint", "logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "cache_salt", b"cache_salt", "constraint", b"constraint", "generated_token_ids", b"generated_token_ids", "logprobs", b"logprobs", "priority", b"priority", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

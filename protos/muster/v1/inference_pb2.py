@@ -26,7 +26,7 @@ from muster.v1 import model_pb2 as muster_dot_v1_dot_model__pb2
 from muster.v1 import sampling_pb2 as muster_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/inference.proto\x12\tmuster.v1\x1a\x15muster/v1/model.proto\x1a\x18muster/v1/sampling.proto\"\xd5\x02\n\x11GenerationOptions\x12+\n\x08sampling\x18\x01 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12-\n\nconditions\x18\x02 \x01(\x0b\x32\x19.muster.v1.StopConditions\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\x12\x0e\n\x01n\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\x04rank\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x08 \x01(\x08\x12\x18\n\x10return_token_ids\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x12\n\ncache_salt\x18\x0b \x01(\tB\x04\n\x02_nB\x0b\n\t_logprobsB\x07\n\x05_rank\"\x98\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.muster.v1.TokenSequenceH\x00\x12-\n\x07options\x18\x04 \x01(\x0b\x32\x1c.muster.v1.GenerationOptionsB\x08\n\x06prompt\"\xba\x01\n\tTextDelta\x12\x12\n\x05index\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.muster.v1.TextLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.muster.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x06 \x01(\tB\x08\n\x06_index\"c\n\x0cTextLogprobs\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.muster.v1.TextLogprobs\"l\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.muster.v1.TextDelta\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.muster.v1.Usage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x95\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.muster.v1.ChatMessage\x12-\n\x07options\x18\x03 \x01(\x0b\x32\x1c.muster.v1.GenerationOptions\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"h\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.muster.v1.TextDelta\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.muster.v1.Usage\"v\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x08messages\x18\x03 \x03(\x0b\x32\x16.muster.v1.ChatMessage\x12\x1c\n\x14parse_special_tokens\x18\x04 \x01(\x08\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.muster.v1.ModelInfo2\xef\x02\n\x10InferenceService\x12\x45\n\x08\x43omplete\x12\x1a.muster.v1.CompleteRequest\x1a\x1b.muster.v1.CompleteResponse0\x01\x12\x39\n\x04\x43hat\x12\x16.muster.v1.ChatRequest\x1a\x17.muster.v1.ChatResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.muster.v1.TokenizeRequest\x1a\x1b.muster.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.muster.v1.DetokenizeRequest\x1a\x1d.muster.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.muster.v1.ListModelsRequest\x1a\x1d.muster.v1.ListModelsResponseB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19muster/v1/inference.proto\x12\tmuster.v1\x1a\x15muster/v1/model.proto\x1a\x18muster/v1/sampling.proto\"\x80\x03\n\x11GenerationOptions\x12+\n\x08sampling\x18\x01 \x01(\x0b\x32\x19.muster.v1.SamplingParams\x12-\n\nconditions\x18\x02 \x01(\x0b\x32\x19.muster.v1.StopConditions\x12\x14\n\x0cstop_strings\x18\x03 \x03(\t\x12\x1b\n\x13include_stop_string\x18\x04 \x01(\x08\x12\x0e\n\x01n\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x11\n\x04rank\x18\x07 \x01(\rH\x02\x88\x01\x01\x12\x1b\n\x13keep_special_tokens\x18\x08 \x01(\x08\x12\x18\n\x10return_token_ids\x18\t \x01(\x08\x12\x10\n\x08priority\x18\n \x01(\x11\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x12)\n\nconstraint\x18\x0c \x01(\x0b\x32\x15.muster.v1.ConstraintB\x04\n\x02_nB\x0b\n\t_logprobsB\x07\n\x05_rank\"\x98\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12-\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x18.muster.v1.TokenSequenceH\x00\x12-\n\x07options\x18\x04 \x01(\x0b\x32\x1c.muster.v1.GenerationOptionsB\x08\n\x06prompt\"\xba\x01\n\tTextDelta\x12\x12\n\x05index\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12)\n\x08logprobs\x18\x04 \x03(\x0b\x32\x17.muster.v1.TextLogprobs\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.muster.v1.FinishReason\x12\x13\n\x0bstop_string\x18\x06 \x01(\tB\x08\n\x06_index\"c\n\x0cTextLogprobs\x12\r\n\x05token\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x0c\x12\x0f\n\x07logprob\x18\x03 \x01(\x02\x12$\n\x03top\x18\x04 \x03(\x0b\x32\x17.muster.v1.TextLogprobs\"l\n\x10\x43ompleteResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.muster.v1.TextDelta\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.muster.v1.Usage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x95\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x08messages\x18\x02 \x03(\x0b\x32\x16.muster.v1.ChatMessage\x12-\n\x07options\x18\x03 \x01(\x0b\x32\x1c.muster.v1.GenerationOptions\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\"h\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12#\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.muster.v1.TextDelta\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.muster.v1.Usage\"v\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12(\n\x08messages\x18\x03 \x03(\x0b\x32\x16.muster.v1.ChatMessage\x12\x1c\n\x14parse_special_tokens\x18\x04 \x01(\x08\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\":\n\x12ListModelsResponse\x12$\n\x06models\x18\x01 \x03(\x0b\x32\x14.muster.v1.ModelInfo2\xef\x02\n\x10InferenceService\x12\x45\n\x08\x43omplete\x12\x1a.muster.v1.CompleteRequest\x1a\x1b.muster.v1.CompleteResponse0\x01\x12\x39\n\x04\x43hat\x12\x16.muster.v1.ChatRequest\x1a\x17.muster.v1.ChatResponse0\x01\x12\x43\n\x08Tokenize\x12\x1a.muster.v1.TokenizeRequest\x1a\x1b.muster.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.muster.v1.DetokenizeRequest\x1a\x1d.muster.v1.DetokenizeResponse\x12I\n\nListModels\x12\x1c.muster.v1.ListModelsRequest\x1a\x1d.muster.v1.ListModelsResponseB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,33 +35,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.muster.v1P\001Z\022muster/v1;musterv1'
   _globals['_GENERATIONOPTIONS']._serialized_start=90
-  _globals['_GENERATIONOPTIONS']._serialized_end=431
-  _globals['_COMPLETEREQUEST']._serialized_start=434
-  _globals['_COMPLETEREQUEST']._serialized_end=586
-  _globals['_TEXTDELTA']._serialized_start=589
-  _globals['_TEXTDELTA']._serialized_end=775
-  _globals['_TEXTLOGPROBS']._serialized_start=777
-  _globals['_TEXTLOGPROBS']._serialized_end=876
-  _globals['_COMPLETERESPONSE']._serialized_start=878
-  _globals['_COMPLETERESPONSE']._serialized_end=986
-  _globals['_CHATMESSAGE']._serialized_start=988
-  _globals['_CHATMESSAGE']._serialized_end=1032
-  _globals['_CHATREQUEST']._serialized_start=1035
-  _globals['_CHATREQUEST']._serialized_end=1184
-  _globals['_CHATRESPONSE']._serialized_start=1186
-  _globals['_CHATRESPONSE']._serialized_end=1290
-  _globals['_TOKENIZEREQUEST']._serialized_start=1292
-  _globals['_TOKENIZEREQUEST']._serialized_end=1410
-  _globals['_TOKENIZERESPONSE']._serialized_start=1412
-  _globals['_TOKENIZERESPONSE']._serialized_end=1472
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1474
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1556
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1558
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1592
-  _globals['_LISTMODELSREQUEST']._serialized_start=1594
-  _globals['_LISTMODELSREQUEST']._serialized_end=1613
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1615
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1673
-  _globals['_INFERENCESERVICE']._serialized_start=1676
-  _globals['_INFERENCESERVICE']._serialized_end=2043
+  _globals['_GENERATIONOPTIONS']._serialized_end=474
+  _globals['_COMPLETEREQUEST']._serialized_start=477
+  _globals['_COMPLETEREQUEST']._serialized_end=629
+  _globals['_TEXTDELTA']._serialized_start=632
+  _globals['_TEXTDELTA']._serialized_end=818
+  _globals['_TEXTLOGPROBS']._serialized_start=820
+  _globals['_TEXTLOGPROBS']._serialized_end=919
+  _globals['_COMPLETERESPONSE']._serialized_start=921
+  _globals['_COMPLETERESPONSE']._serialized_end=1029
+  _globals['_CHATMESSAGE']._serialized_start=1031
+  _globals['_CHATMESSAGE']._serialized_end=1075
+  _globals['_CHATREQUEST']._serialized_start=1078
+  _globals['_CHATREQUEST']._serialized_end=1227
+  _globals['_CHATRESPONSE']._serialized_start=1229
+  _globals['_CHATRESPONSE']._serialized_end=1333
+  _globals['_TOKENIZEREQUEST']._serialized_start=1335
+  _globals['_TOKENIZEREQUEST']._serialized_end=1453
+  _globals['_TOKENIZERESPONSE']._serialized_start=1455
+  _globals['_TOKENIZERESPONSE']._serialized_end=1515
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1517
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1599
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1601
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1635
+  _globals['_LISTMODELSREQUEST']._serialized_start=1637
+  _globals['_LISTMODELSREQUEST']._serialized_end=1656
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1658
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1716
+  _globals['_INFERENCESERVICE']._serialized_start=1719
+  _globals['_INFERENCESERVICE']._serialized_end=2086
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,7 @@ class GenerationOptions(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
     include_stop_string: _builtins.bool
     """include_stop_string keeps the match in the text."""
     n: _builtins.int
@@ -67,6 +68,10 @@ class GenerationOptions(_message.Message):
         out of the text. At most 16, each of 1 to 1024 characters.
         """
 
+    @_builtins.property
+    def constraint(self) -> _sampling_pb2.Constraint:
+        """constraint that each choice must satisfy, see GenerateRequest.constraint."""
+
     def __init__(
         self,
         *,
@@ -81,10 +86,11 @@ class GenerationOptions(_message.Message):
         return_token_ids: _builtins.bool = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        constraint: _sampling_pb2.Constraint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "conditions", b"conditions", "logprobs", b"logprobs", "n", b"n", "rank", b"rank", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "conditions", b"conditions", "constraint", b"constraint", "logprobs", b"logprobs", "n", b"n", "rank", b"rank", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "cache_salt", b"cache_salt", "conditions", b"conditions", "include_stop_string", b"include_stop_string", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "rank", b"rank", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop_strings", b"stop_strings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_n", b"_n", "_rank", b"_rank", "cache_salt", b"cache_salt", "conditions", b"conditions", "constraint", b"constraint", "include_stop_string", b"include_stop_string", "keep_special_tokens", b"keep_special_tokens", "logprobs", b"logprobs", "n", b"n", "priority", b"priority", "rank", b"rank", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop_strings", b"stop_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

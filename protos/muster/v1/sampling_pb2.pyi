@@ -262,6 +262,93 @@ class StopConditions(_message.Message):
 Global___StopConditions: _TypeAlias = StopConditions  # noqa: Y015
 
 @_typing.final
+class Constraint(_message.Message):
+    """Constraint is a language that the answer must be in: at every step only
+    tokens are chosen with which the text can still become a sentence of it, and
+    the model's end-of-sequence tokens exactly where it is one. What is generated
+    is a sentence if the generation ends by itself, and the beginning of one if
+    max_tokens, a stop token id or a stop string cuts it.
+
+    The constraint is about the answer's bytes, which the engine knows from the
+    checkpoint's vocabulary; special tokens are never part of it. It wins over
+    allowed_token_ids, bad_words and logit_bias where nothing else would be left.
+    It cannot be combined with ignore_eos or min_tokens, because it alone decides
+    where an answer may end. One that cannot be compiled is INVALID_ARGUMENT, with
+    a field violation on "constraint.<kind>" that has the reason; so is a request
+    for one where the checkpoint's vocabulary cannot be read.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """json_schema is a JSON Schema, an object, as JSON text. Keys are generated
+    in the order of "properties"; a keyword that cannot be enforced is an
+    error, never ignored.
+    """
+    json_object: _builtins.bool
+    """json_object, always true when set, allows any JSON object."""
+    regex: _builtins.str
+    """regex that the whole answer matches: the syntax of Rust's regex crate,
+    without look-around and word boundaries.
+    """
+    grammar: _builtins.str
+    """grammar is context-free: in Lark's syntax, whose first rule is "start", or
+    in GBNF, whose first rule is "root". In Lark's syntax a rule may hold
+    "%json" and a JSON Schema.
+    """
+    @_builtins.property
+    def choice(self) -> Global___ChoiceConstraint:
+        """choice is a list of answers, one of which is given."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choice: Global___ChoiceConstraint | None = ...,
+        grammar: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "kind", b"kind", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choice", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class ChoiceConstraint(_message.Message):
+    """ChoiceConstraint lists whole answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """values to choose from, 1 to 1024, each once."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChoiceConstraint: _TypeAlias = ChoiceConstraint  # noqa: Y015
+
+@_typing.final
 class Usage(_message.Message):
     """Usage counts tokens of one finished request."""
 

@@ -21,7 +21,14 @@ from gateway.errors import (
     RequestTimeout,
 )
 from gateway.generation import GenerationLimits
-from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport
+from gateway.generation_request import (
+    ChoiceDelta,
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+    GenerationEvent,
+    PromptReport,
+)
 from tests.support.fake_cluster import FakeCluster, ask, fake_cluster
 from tests.support.fake_engine import EngineScript, echo, says
 from tests.support.waiting import eventually
@@ -259,6 +266,31 @@ async def test_what_an_engine_refuses_with(code: grpc.StatusCode, error: type[Ex
         if isinstance(caught.value, InvalidRequest):
             assert caught.value.param == "top_k"
         await cluster.settled()
+
+
+async def test_a_constraint_that_does_not_compile_names_the_clients_field() -> None:
+    code = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    failed = wire.Failed(code=code, message="constraint.regex: cannot be compiled: unclosed", field="constraint.regex")
+    async with fake_cluster(EngineScript(fail=failed)) as cluster:
+        constraint = Constraint(ConstraintKind.REGEX, "(", param="structured_outputs.regex")
+        with pytest.raises(InvalidRequest) as caught:
+            await cluster.answer(ask(constraint=constraint))
+        assert caught.value.param == "structured_outputs.regex"
+        assert caught.value.message == "Invalid 'structured_outputs.regex': cannot be compiled: unclosed."
+        assert cluster.engines[0].submitted[0].constraint == wire.Constraint(regex="(")
+        await cluster.settled()
+
+
+async def test_a_constraint_goes_along_to_the_next_rank() -> None:
+    async with fake_cluster(EngineScript(steps_left=3), EngineScript()) as cluster:
+        constraint = Constraint(ConstraintKind.CHOICE, choices=("a", "b"), param="structured_outputs.choice")
+        task = await start(cluster, request_id="r", max_tokens=8, constraint=constraint)
+        first = cluster.engine_of("r")
+        await eventually(lambda: first.script.steps_left == 0, "three tokens came")
+        await first.die()
+        await task
+        sent = [engine.submitted[-1].constraint for engine in cluster.engines]
+        assert sent == [wire.Constraint(choice=wire.ChoiceConstraint(values=["a", "b"]))] * 2
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED])

@@ -158,6 +158,13 @@ async def test_a_bad_rank_is_refused(metadata: tuple[tuple[str, str], ...]) -> N
         ({"stop_strings": [""]}, "options.stop_strings"),
         ({"stop_strings": ["x"] * 17}, "options.stop_strings"),
         ({"stop_strings": ["x" * 1025]}, "options.stop_strings"),
+        ({"constraint": wire.Constraint()}, "options.constraint"),
+        ({"constraint": wire.Constraint(json_object=False)}, "options.constraint"),
+        (
+            {"constraint": wire.Constraint(regex="a"), "conditions": {"ignore_eos": True}},
+            "options.conditions.ignore_eos",
+        ),
+        ({"constraint": wire.Constraint(regex="a"), "conditions": {"min_tokens": 1}}, "options.conditions.min_tokens"),
     ],
 )
 async def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], field: str) -> None:
@@ -166,6 +173,25 @@ async def test_options_out_of_range_are_refused_by_name(options: dict[str, Any],
         assert error.code is grpc.StatusCode.INVALID_ARGUMENT
         assert [violation.field for violation in error.violations] == [field]
         assert not cluster.engines[0].submitted
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        wire.Constraint(json_schema="{}"),
+        wire.Constraint(json_object=True),
+        wire.Constraint(regex="a+"),
+        wire.Constraint(choice=wire.ChoiceConstraint(values=["a", "b"])),
+        wire.Constraint(grammar='start: "a"'),
+    ],
+)
+async def test_constraints_reach_the_engine(constraint: wire.Constraint) -> None:
+    async with client_of() as (cluster, stub):
+        options = wire.GenerationOptions(constraint=constraint)
+        options.conditions.max_tokens = 2
+        async for _ in stub.Complete(wire.CompleteRequest(text="x", options=options)):
+            pass
+        assert cluster.engines[0].submitted[0].constraint == constraint
 
 
 async def test_other_refusals() -> None:

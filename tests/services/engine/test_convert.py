@@ -76,6 +76,31 @@ def test_every_field_arrives() -> None:
     assert to_request(message) == domain.Request("key", (1, 2, 3), expected, conditions, (10, 11), 20, 3, -5, "salt")
 
 
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (wire.Constraint(json_schema="{}"), domain.Constraint(domain.ConstraintKind.JSON_SCHEMA, "{}")),
+        (wire.Constraint(json_object=True), domain.Constraint(domain.ConstraintKind.JSON_OBJECT)),
+        (wire.Constraint(regex="a+"), domain.Constraint(domain.ConstraintKind.REGEX, "a+")),
+        (
+            wire.Constraint(choice=wire.ChoiceConstraint(values=["a", "b"])),
+            domain.Constraint(domain.ConstraintKind.CHOICE, choices=("a", "b")),
+        ),
+        (wire.Constraint(grammar='start: "a"'), domain.Constraint(domain.ConstraintKind.GRAMMAR, 'start: "a"')),
+    ],
+)
+def test_constraints_arrive(message: wire.Constraint, expected: domain.Constraint) -> None:
+    assert to_request(generate_request(constraint=message)).constraint == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [(wire.Constraint(), "constraint"), (wire.Constraint(json_object=False), "constraint.json_object")],
+)
+def test_constraints_that_say_nothing_are_refused(message: wire.Constraint, field: str) -> None:
+    assert [violation.field for violation in refused(generate_request(constraint=message)).violations] == [field]
+
+
 def test_a_temperature_too_small_for_float32_is_greedy() -> None:
     assert to_request(generate_request(sampling=wire.SamplingParams(temperature=1e-30))).sampling.greedy
 
