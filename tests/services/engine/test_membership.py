@@ -20,6 +20,7 @@ from services.head.server import RENDEZVOUS_SERVICE
 from services.rpc.channels import dial
 from services.rpc.server import RpcServer
 from tests.services.engine.conftest import TIMEOUT_S, running_head
+from tests.support.own_records import own_records
 from tests.support.waiting import eventually
 
 
@@ -222,9 +223,9 @@ async def test_a_head_that_is_not_there_yet_is_no_warning_but_a_lost_one_is(
         if rank is not None:
             member.state.welcomed(rank, "unix:elsewhere")
         async with running(member):
-            await eventually(lambda: bool(caplog.records), "the missing head is told")
-        assert caplog.records[0].levelname == level
-        assert "no lease from the head" in caplog.records[0].message
+            await eventually(lambda: bool(own_records(caplog)), "the missing head is told")
+        assert own_records(caplog)[0].levelname == level
+        assert "no lease from the head" in own_records(caplog)[0].message
 
 
 async def test_a_member_gives_up_when_the_head_stays_away() -> None:

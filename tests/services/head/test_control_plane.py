@@ -13,6 +13,7 @@ from services.head.startup import Outcome
 from tests.services.head.factories import hello, rules
 from tests.services.head.harness import running_head
 from tests.support.clock import ManualClock
+from tests.support.own_records import own_records
 
 
 async def test_the_deadline_ends_every_stream_and_names_the_culprits(caplog: pytest.LogCaptureFixture) -> None:
@@ -30,7 +31,7 @@ async def test_the_deadline_ends_every_stream_and_names_the_culprits(caplog: pyt
         head.clock.advance(16.0)
         assert head.control.tick() is Outcome.EXPIRED
         errors = [await serving.rejection(), await joining.rejection()]
-    (line,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    (line,) = [record.message for record in own_records(caplog) if record.levelno == logging.ERROR]
     for error in errors:
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "STARTUP_TIMEOUT")
         assert error.message == line

@@ -22,6 +22,7 @@ from services.head.server import HeadOptions, rank_health_name, run_head
 from services.rpc.channels import dial
 from tests.services.head.factories import CONFIGURATION
 from tests.services.head.harness import DEADLINE_S, Engine
+from tests.support.own_records import own_records
 
 Health = health_pb2.HealthCheckResponse
 
@@ -115,7 +116,7 @@ async def test_a_signal_ends_it_in_order(number: signal.Signals) -> None:
 async def test_the_deadline_ends_it_with_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async with running(replace(OPTIONS, data_parallel_size=2, ready_timeout_s=0.2)) as head:
         assert await head.exit_code() == 1
-    (error,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    (error,) = [record.message for record in own_records(caplog) if record.levelno == logging.ERROR]
     assert error.startswith("not all ranks were ready within 0.2 s; 0 of 2 ranks ready; rank 0 missing")
 
 
@@ -140,7 +141,7 @@ async def test_a_port_in_use_is_one_clear_line(caplog: pytest.LogCaptureFixture)
         code = await run_head(replace(OPTIONS, port=port), on_listening=lambda targets: None)
         head.task.cancel()  # the second head took the signals over
     assert code == 1
-    (error,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+    (error,) = [record.message for record in own_records(caplog) if record.levelno == logging.ERROR]
     assert f"127.0.0.1:{port} is in use" in error
     assert "--data-parallel-rpc-port" in error
 
