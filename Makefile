@@ -6,6 +6,8 @@ BIN    := $(VENV)/bin
 ARGS   ?= --data-parallel-size 2
 # What `make test` passes to pytest; override: make test TESTS="tests/gateway -k stop".
 TESTS  ?= tests
+# Without a compiler it says so, and torch computes.
+KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
@@ -22,11 +24,13 @@ $(BIN)/python:
 $(VENV)/.serve: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing Muster and torch into $(VENV); the first time this takes a minute or more"
 	$(PIP) install -c .ci/constraints.txt -e '.[cpu]'
+	@$(KERNELS)
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@echo "Installing Muster, torch and the test tools into $(VENV); the first time this takes a minute or more"
 	$(PIP) install -c .ci/constraints.txt -e '.[cpu,dev]'
+	@$(KERNELS)
 	@touch $@ $(VENV)/.serve
 
 serve: $(VENV)/.serve ## Install what is needed, fetch the default model and serve it on two ranks

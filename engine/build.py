@@ -144,7 +144,9 @@ def _open_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         why = "no GPU is visible" if torch.version.cuda is not None else "this installation of torch is for CPUs only"
-        raise DeviceError(f"device: {name} cannot be used: {why}; set it to cpu, or install muster[cuda] on a GPU host")
+        raise DeviceError(
+            f"device: {name} cannot be used: {why}; set it to cpu, or install Muster's extra cuda on a GPU host"
+        )
     return device
 
 
@@ -158,7 +160,7 @@ def _find_native(config: EngineConfig, checkpoint: Checkpoint) -> NativeKernels 
     if config.kernels == "auto" and config.dtype != "auto":
         return None
     try:
-        return find_kernels(checkpoint.config)
+        return find_kernels(checkpoint.config, config.cache_directory)
     except NativeUnavailableError as error:
         if config.kernels == "native":
             raise CheckpointError(f"kernels: 'native' cannot be used: {error}; or choose kernels torch") from error

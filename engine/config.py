@@ -49,6 +49,7 @@ class EngineConfig:
     max_queued: int = 1024
     prefix_caching: bool = True
     num_threads: int | None = None  # None: all cores but one, at least one
+    cache_directory: Path | None = None  # compiled kernels lie in its folder native; None: see engine.native.compiler
     kernels: str = "auto"  # native, torch, or auto: native on a CPU with dtype auto where it can be had
     load_format: str = "auto"  # auto, or dummy: random weights from `seed`
     seed: int = 0

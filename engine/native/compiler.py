@@ -36,14 +36,16 @@ class NativeBuildError(Exception):
 
 
 def library_path(cache_directory: Path | None = None) -> Path:
-    """The compiled library, built first where it is not in the cache.
+    """The compiled library, built first where it is not in the folder native of the cache directory.
+
+    None is the directory that MUSTER_CACHE names, or ~/.cache/muster.
 
     Processes that start together wait for one build. Raises NativeBuildError.
     """
     machine = platform.machine().lower()
     if machine not in ("x86_64", "amd64"):
         raise NativeBuildError(f"there are no native kernels for {machine} processors")
-    directory = cache_directory or _default_cache_directory()
+    directory = (cache_directory or _default_cache_directory()) / "native"
     sources = _digest_of_sources()
     compiler = _find_compiler()
     if compiler is None:
@@ -58,14 +60,15 @@ def library_path(cache_directory: Path | None = None) -> Path:
                 _build(compiler, path)
     except OSError as error:
         raise NativeBuildError(
-            f"{directory}: the native kernels cannot be stored: {error}; name a writable folder in MUSTER_CACHE"
+            f"{directory}: the native kernels cannot be stored: {error}; "
+            "give a writable folder with --model-cache or MUSTER_CACHE"
         ) from error
     return path
 
 
 def _default_cache_directory() -> Path:
     cache = os.environ.get("MUSTER_CACHE") or "~/.cache/muster"
-    return Path(cache).expanduser() / "native"
+    return Path(cache).expanduser()
 
 
 def _built_elsewhere(directory: Path, sources: str) -> Path:

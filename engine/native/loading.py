@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.model.config import ModelConfig
 from engine.model.weights import WeightSource
@@ -33,13 +34,16 @@ class NativeKernels:
         )
 
 
-def find_kernels(config: ModelConfig) -> NativeKernels:
-    """Kernels that run a model of this shape on this machine. Raises NativeUnavailableError."""
+def find_kernels(config: ModelConfig, cache_directory: Path | None = None) -> NativeKernels:
+    """Kernels that run a model of this shape on this machine, compiled into `cache_directory` where they are missing.
+
+    Raises NativeUnavailableError.
+    """
     reason = why_not(config)
     if reason is not None:
         raise NativeUnavailableError(f"the native kernels do not run this model: {reason}")
     try:
-        library = load_library(library_path())
+        library = load_library(library_path(cache_directory))
         instruction_set = best_instruction_set(library)
     except (NativeBuildError, OSError, ValueError) as error:
         raise NativeUnavailableError(str(error)) from error

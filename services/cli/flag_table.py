@@ -44,7 +44,8 @@ MAX_MODEL_LEN = Flag(
     metavar="TOKENS", shown_default="the checkpoint's",
 )  # fmt: skip
 MODEL_CACHE = Flag(
-    "--model-cache", MODEL, "Where the default model is kept.", values.path, Path("~/.cache/muster").expanduser(),
+    "--model-cache", MODEL, "Where the default model and compiled kernels are kept.",
+    values.path, Path("~/.cache/muster").expanduser(),
     metavar="DIRECTORY", shown_default="~/.cache/muster", short_variable="MUSTER_CACHE",
 )  # fmt: skip
 

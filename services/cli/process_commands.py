@@ -103,6 +103,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
     return EngineOptions(
         engine=engine_config(
             model_path=model_path,
+            cache_directory=values["model_cache"],
             load_format=values["load_format"],
             dtype=values["dtype"],
             device=values["device"],

@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 def engine_config(
     *,
     model_path: Path,
+    cache_directory: Path,
     load_format: str,
     dtype: str,
     device: str,
@@ -28,6 +29,7 @@ def engine_config(
     """Raises ValueError, naming the field, for values that cannot work."""
     return EngineConfig(
         model_path=model_path,
+        cache_directory=cache_directory,
         load_format=load_format,
         dtype=dtype,
         device=device,

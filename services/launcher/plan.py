@@ -95,6 +95,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--served-model-name", *places.served_model_names]
     arguments += ["--dtype", options.dtype, "--device", options.device]
     arguments += ["--kernels", options.kernels, "--load-format", options.load_format]
+    arguments += ["--model-cache", str(options.model_cache)]
     arguments += ["--seed", str(options.seed), "--block-size", str(options.block_size)]
     arguments += _given("--max-model-len", options.max_model_len)
     arguments += _given("--num-blocks", options.num_blocks)

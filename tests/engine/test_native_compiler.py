@@ -54,7 +54,7 @@ def test_builds_once_and_leaves_nothing_else(fake: FakeCompiler, tmp_path: Path)
     assert len(fake.compiled) == num_sources + 1
     assert library_path(tmp_path / "cache") == path
     assert len(fake.compiled) == num_sources + 1
-    assert {entry.suffix for entry in (tmp_path / "cache").iterdir()} == {".so", ".lock"}
+    assert {entry.suffix for entry in (tmp_path / "cache" / "native").iterdir()} == {".so", ".lock"}
 
 
 def test_another_compiler_or_other_flags_are_another_build(
@@ -106,7 +106,7 @@ def test_a_failing_compiler_is_named_with_its_first_line(fake: FakeCompiler, tmp
     fake.write(extra='echo "no space left" >&2; exit 1')
     with pytest.raises(NativeBuildError, match=r"fake-c\+\+ failed: no space left"):
         library_path(tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("*.so"))
+    assert not list((tmp_path / "cache" / "native").glob("*.so"))
 
 
 def test_no_compiler_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.native.compiler import library_path
 from engine.request import Request, SamplingParams, StopConditions
 from tests.support.native_kernels import instruction_sets
 from tests.support.tiny_model import write_huggingface_directory
@@ -97,6 +99,18 @@ def test_an_unknown_instruction_set_is_named(tiny_directory: Path, monkeypatch: 
         CheckpointError, match=r"MUSTER_CPU_ISA: 'sse' is unknown; choose one of amx, avx512, avx2, none"
     ):
         _build(tiny_directory, kernels="native")
+
+
+def test_kernels_lie_where_the_configuration_says(
+    tiny_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment says something else, and nothing can be compiled."""
+    built = library_path()
+    (tmp_path / "cache" / "native").mkdir(parents=True)
+    shutil.copy(built, tmp_path / "cache" / "native")
+    _hide_compiler(tmp_path, monkeypatch)
+    engine = _build(tiny_directory, kernels="native", cache_directory=tmp_path / "cache")
+    assert engine.attention_backend.startswith("native")
 
 
 @pytest.mark.parametrize("changes", [{"kernels": "fast"}, {"kernels": "native", "dtype": "float32"}])

@@ -46,6 +46,24 @@ def test_engines_get_their_ranks_and_the_models_settings() -> None:
     assert dict(engines[0].environment)["OMP_NUM_THREADS"] == "3"
 
 
+def test_every_setting_of_an_engine_is_handed_down() -> None:
+    """All flags that `serve` and `engine` share, each with a value that is not its default."""
+    line = (
+        "--served-model-name other --dtype bfloat16 --device cuda --kernels torch --load-format dummy --seed 9 "
+        "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
+        "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
+        "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h"
+    )
+    options = serve_options(line)
+    values = parsed(plan.plan_engines(options, PLACES)[0], flag_table.ENGINE)
+    # What the launcher itself works out, from these flags, is in its places.
+    worked_out = {flag_table.SERVED_MODEL_NAME: PLACES.served_model_names, flag_table.NUM_THREADS: PLACES.num_threads}
+    for flag in set(flag_table.SERVE) & set(flag_table.ENGINE):
+        given = getattr(options, flag.field)
+        assert given != flag.default, f"give {flag.name} another value than its default in this test"
+        assert values[flag.field] == worked_out.get(flag, given), flag.name
+
+
 def test_headless_engines_dial_the_head_over_tcp() -> None:
     options = serve_options("-dp 4 -dpl 2 -dpr 2 --headless --data-parallel-address fd00::1 --engine-advertise-host n2")
     engines = plan.plan_engines(options, PLACES)
