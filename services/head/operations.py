@@ -111,7 +111,7 @@ class RankOperations:
         results: list[wire.RankResult] = []
         for rank in ranks:
             if results and results[-1].code:
-                reason = f"not restarted: rank {results[-1].rank} did not come back"
+                reason = f"not restarted, because rank {results[-1].rank} was not: {results[-1].message}"
                 results += [_failed(left, grpc.StatusCode.ABORTED, reason) for left in ranks[len(results) :]]
                 break
             results.append(await self.restart(rank, timeout_s, ready_timeout_s))

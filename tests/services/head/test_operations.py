@@ -116,7 +116,7 @@ async def test_a_rank_that_does_not_come_back_ends_the_sequence() -> None:
         async with asyncio.timeout(DEADLINE_S):
             first, second = (await call).results
         assert first.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
-        assert (second.code, second.message) == (ABORTED, "not restarted: rank 0 did not come back")
+        assert (second.code, second.message) == (ABORTED, f"not restarted, because rank 0 was not: {first.message}")
 
 
 @pytest.mark.parametrize(
