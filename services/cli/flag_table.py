@@ -17,6 +17,7 @@ MEMORY = "Scheduling and memory"
 OPERATION = "Starting, stopping, failing"
 LOGGING = "Logging"
 CONNECTION = "Connection"
+SECURITY = "Security of the gRPC ports"
 
 DEFAULT_RPC_PORT = 29550
 
@@ -163,6 +164,32 @@ LOG_LEVEL = Flag("--log-level", LOGGING, "debug, info, warning or error.",
 LOG_FORMAT = Flag("--log-format", LOGGING, "text for people, json for collectors.", values.one_of("text", "json"),
                   "text", metavar="FORMAT")  # fmt: skip
 
+TLS_CERT = Flag("--tls-cert", SECURITY, "PEM file with this node's certificate; TCP ports then speak TLS.", values.path,
+                metavar="FILE", shown_default="no TLS")  # fmt: skip
+TLS_KEY = Flag("--tls-key", SECURITY, "PEM file with the certificate's private key.", values.path, metavar="FILE",
+               shown_default="no TLS")  # fmt: skip
+TLS_CA = Flag(
+    "--tls-ca", SECURITY, "PEM file with the authorities that certificates of others are checked against.",
+    values.path, metavar="FILE", shown_default="the system's, and callers need no certificate",
+)  # fmt: skip
+TLS_CLIENT_AUTH = Flag(
+    "--tls-client-auth", SECURITY, "With --tls-ca, take callers only with a certificate (mutual TLS).", None, True,
+    negatable=True,
+)  # fmt: skip
+TLS_SERVER_NAME = Flag(
+    "--tls-server-name", SECURITY, "Name in the certificates of others, when not the address they are dialled by.",
+    values.text, metavar="NAME", shown_default="the address",
+)  # fmt: skip
+CLUSTER_TOKEN_FILE = Flag(
+    "--cluster-token-file", SECURITY,
+    "File with tokens, one a line, with roles in front unless it is a member's; the first is shown to others.",
+    values.path, metavar="FILE", shown_default="everybody may",
+)  # fmt: skip
+GRPC_REFLECTION = Flag("--grpc-reflection", SECURITY, "Let callers list and describe the services.", None, True,
+                       negatable=True)  # fmt: skip
+DIALLING = (TLS_CERT, TLS_KEY, TLS_CA, TLS_SERVER_NAME, CLUSTER_TOKEN_FILE)
+DOORS = (TLS_CERT, TLS_KEY, TLS_CA, TLS_CLIENT_AUTH, TLS_SERVER_NAME, CLUSTER_TOKEN_FILE, GRPC_REFLECTION)
+
 # Flags of one process, which the launcher sets; useful on their own in containers.
 HEAD_TARGET = Flag("--head-target", CONNECTION, "gRPC target of the head.", values.text,
                    f"127.0.0.1:{DEFAULT_RPC_PORT}", metavar="TARGET")  # fmt: skip
@@ -203,24 +230,25 @@ SERVE = (
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS,
-    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, RUNTIME_DIR, LOG_LEVEL,
-    LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, RUNTIME_DIR, *DOORS,
+    LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 HEAD = (
     DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
-    READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+    READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
-    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,
+    LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
-    SHUTDOWN_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
 CLIENT_KEY = Flag("--api-key", CONNECTION, "Key to send.", values.text, metavar="KEY", secret=True)
@@ -251,10 +279,18 @@ RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank t
                       metavar="SECONDS", shown_default="the head's")  # fmt: skip
 
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
-STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
+STATUS = (HEAD_TARGET, STATUS_TIMEOUT, *DIALLING)
 RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)
-TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT)
-DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT)
-UNDRAIN = (HEAD_TARGET,)
-RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART, *RUN_BATCH)
+TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT, *DIALLING)
+DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT, *DIALLING)
+UNDRAIN = (HEAD_TARGET, *DIALLING)
+RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT, *DIALLING)
+CERTS_DIRECTORY = Flag("--directory", SECURITY, "Where the files are written; an authority that lies there is used again.",
+                       values.path, Path("certs"), short="-o", metavar="DIRECTORY",
+                       short_variable="MUSTER_CERTS_DIRECTORY")  # fmt: skip
+CERTS_DAYS = Flag("--days", SECURITY, "How long the certificates are valid.", values.whole_number(1, 36500), 365,
+                  metavar="DAYS", unit="days", short_variable="MUSTER_CERTS_DAYS")  # fmt: skip
+CERTS_NAMES = Flag("--also", SECURITY, "Further names and addresses in every certificate made.", values.text, (),
+                   metavar="NAME", several=True, short_variable="MUSTER_CERTS_ALSO")  # fmt: skip
+CERTS = (CERTS_DIRECTORY, CERTS_DAYS, CERTS_NAMES)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART, *RUN_BATCH, *CERTS)

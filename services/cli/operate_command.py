@@ -16,7 +16,8 @@ from muster import v1 as wire
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.cli.flag_values import rank_list
-from services.rpc.channels import dial_blocking
+from services.cli.security_flags import dialer_of
+from services.rpc.channels import Dialer
 from services.rpc.errors import describe
 
 # For the answers that are due at once; a drain may take as long as its requests.
@@ -34,7 +35,7 @@ def run_drain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> 
     def drain(stub: _Stub) -> Iterator[_Results]:
         yield stub.Drain(wire.DrainRequest(selector=selector, timeout=_duration(values["timeout"]))).results
 
-    return _operate("drain", values["head_target"], drain)
+    return _operate("drain", values, drain)
 
 
 def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -45,7 +46,7 @@ def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     def undrain(stub: _Stub) -> Iterator[_Results]:
         yield stub.Undrain(wire.UndrainRequest(selector=selector), timeout=_ANSWER_S).results
 
-    return _operate("undrain", values["head_target"], undrain)
+    return _operate("undrain", values, undrain)
 
 
 def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -54,7 +55,7 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     selector = _selector(namespace.ranks)
 
     def restart(stub: _Stub) -> Iterator[_Results]:
-        for rank in selector.ranks or _all_ranks(values["head_target"]):
+        for rank in selector.ranks or _all_ranks(values):
             request = wire.RestartRequest(
                 selector=wire.RankSelector(ranks=[rank]),
                 timeout=_duration(values["timeout"]),
@@ -65,13 +66,15 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
             if any(result.code for result in results):
                 return
 
-    return _operate("restart", values["head_target"], restart)
+    return _operate("restart", values, restart)
 
 
-def _operate(name: str, target: str, work: Callable[[_Stub], Iterator[_Results]]) -> int:
+def _operate(name: str, values: Mapping[str, Any], work: Callable[[_Stub], Iterator[_Results]]) -> int:
     failed = False
     started = time.monotonic()
-    with _told(name, target), dial_blocking(target) as channel:
+    target: str = values["head_target"]
+    dialer = dialer_of(values)
+    with _told(name, target, dialer), dialer.dial_blocking(target) as channel:
         for results in work(wire.AdminServiceStub(channel)):
             for result in results:
                 failed = failed or bool(result.code)
@@ -89,21 +92,22 @@ def result_line(result: wire.RankResult, seconds: float) -> str:
 
 
 @contextmanager
-def _told(name: str, target: str) -> Iterator[None]:
+def _told(name: str, target: str, dialer: Dialer) -> Iterator[None]:
     """Turns a failed call into words on stderr."""
     try:
         yield
     except grpc.RpcError as error:
         described = describe(error)
         if described.code is grpc.StatusCode.UNAVAILABLE:
-            print(f"muster {name}: no head answers at {target}. Another address: --head-target HOST:PORT",
-                  file=sys.stderr)  # fmt: skip
+            trouble = dialer.trouble_with(target)
+            print(f"muster {name}: no head answers at {target}{f' ({trouble})' if trouble else ''}. "
+                  "Another address: --head-target HOST:PORT", file=sys.stderr)  # fmt: skip
         else:
             print(f"muster {name}: {described.message}", file=sys.stderr)
 
 
-def _all_ranks(target: str) -> Sequence[int]:
-    with dial_blocking(target) as channel:
+def _all_ranks(values: Mapping[str, Any]) -> Sequence[int]:
+    with dialer_of(values).dial_blocking(values["head_target"]) as channel:
         answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
     return range(answer.roster.data_parallel_size)
 

@@ -51,6 +51,9 @@ def _add_clients(commands: Any) -> None:
                  "-i IN.jsonl -o OUT.jsonl [flags] [-- [MODEL] [flags of muster serve]]",
                  "Answer a file of requests, with a running server or one of its own.")  # fmt: skip
     batch.add_argument("serve", nargs="*", metavar="MODEL", help="after --: model and flags of a server to start")
+    certs = _add(commands, "certs", "certs_command", flag_table.CERTS, "[NODE ...] [flags]",
+                 "Make an authority and certificates for development.")  # fmt: skip
+    certs.add_argument("nodes", nargs="*", metavar="NODE", help="name or address of a node; one certificate for each")
     status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
                   "Show ranks, states and load of a running deployment.")  # fmt: skip
     status.add_argument("--json", action="store_true", help="print the whole answer as JSON")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
+from services.cli.security_flags import security_of
 from services.configuration import canonical_configuration
 
 # The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
@@ -38,6 +39,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         heartbeat_interval_s=values["heartbeat_interval"],
         heartbeat_timeout_s=values["heartbeat_timeout"],
         local_ranks=values["local_ranks"],
+        security=security_of(values),
     )
     targets_file: Path | None = values["targets_file"]
 
@@ -133,6 +135,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         configuration=configuration,
         shutdown_timeout_s=values["shutdown_timeout"],
         head_timeout_s=_head_timeout_s(values),
+        security=security_of(values),
     )
 
 
@@ -168,5 +171,6 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         max_body_bytes=values["max_body_size"],
         ping_interval_s=values["ping_interval"],
         shutdown_timeout_s=values["shutdown_timeout"],
+        security=security_of(values),
     )
     return run(run_gateway(options))

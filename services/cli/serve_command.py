@@ -14,6 +14,8 @@ from services.launcher.options import FlagCombinationError, ServeOptions, check
 from services.launcher.runtime_directory import RuntimeDirectoryError
 from services.models.checkpoint import ModelNotFoundError, resolve_model
 from services.rpc.listening import ListenError
+from services.rpc.security import SecurityError
+from services.rpc.server import check_doors
 
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -33,6 +35,7 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
     options = ServeOptions(model=namespace.model, **read_flags(flag_table.SERVE, namespace, environment))
     try:
         check(options)
-    except FlagCombinationError as error:
+        check_doors(options.security)
+    except (FlagCombinationError, SecurityError) as error:
         raise FlagValueError(str(error)) from None
     return options

@@ -13,19 +13,22 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import read_flags
-from services.rpc.channels import dial_blocking
+from services.cli.security_flags import dialer_of
+from services.rpc.channels import Dialer
+
+_REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_flags(flag_table.STATUS, namespace, environment)
     target: str = values["head_target"]
-    with dial_blocking(target) as channel:
+    dialer = dialer_of(values)
+    with dialer.dial_blocking(target) as channel:
         stub = wire.RendezvousServiceStub(channel)
         try:
             deployment = stub.GetDeployment(wire.GetDeploymentRequest(), timeout=values["timeout"])
         except grpc.RpcError as error:
-            print(f"muster status: no head answered at {target} ({reason(error)}).", file=sys.stderr)
-            print("Is `muster serve` running? Another address: --head-target HOST:PORT", file=sys.stderr)
+            print(no_answer("status", target, error, dialer), file=sys.stderr)
             return 1
     if namespace.json:
         print(MessageToJson(deployment, always_print_fields_with_no_presence=True))
@@ -116,6 +119,17 @@ def duration(seconds: float) -> str:
         return f"{whole // 60}m{whole % 60:02d}s"
     hours = whole // 3600
     return f"{hours // 24}d{hours % 24:02d}h" if hours >= 24 else f"{hours}h{whole % 3600 // 60:02d}m"
+
+
+def no_answer(command: str, target: str, error: grpc.RpcError, dialer: Dialer) -> str:
+    """What to tell when the head did not do what was asked."""
+    if isinstance(error, grpc.Call) and error.code() in _REFUSALS:
+        return f"muster {command}: the head at {target} refuses: {error.details()}; give --cluster-token-file"
+    why = dialer.trouble_with(target) or reason(error)
+    return (
+        f"muster {command}: no head answered at {target} ({why}).\n"
+        "Is `muster serve` running? Another address: --head-target HOST:PORT"
+    )
 
 
 def reason(error: grpc.RpcError) -> str:

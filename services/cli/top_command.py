@@ -17,9 +17,9 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import read_flags
-from services.cli.status_command import duration, reason
+from services.cli.security_flags import dialer_of
+from services.cli.status_command import duration, no_answer, reason
 from services.cli.top_screen import Sample, screen_lines
-from services.rpc.channels import dial_blocking
 
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -30,13 +30,13 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Returns 0 after q or Ctrl-C, 1 when no head answers at first."""
     values = read_flags(flag_table.TOP, namespace, environment)
     target: str = values["head_target"]
-    with dial_blocking(target) as channel:
+    dialer = dialer_of(values)
+    with dialer.dial_blocking(target) as channel:
         top = Top(wire.RendezvousServiceStub(channel), target, values["interval"], values["timeout"])
         try:
             top.ask()
         except grpc.RpcError as error:
-            print(f"muster top: no head answered at {target} ({reason(error)}).", file=sys.stderr)
-            print("Is `muster serve` running? Another address: --head-target HOST:PORT", file=sys.stderr)
+            print(no_answer("top", target, error, dialer), file=sys.stderr)
             return 1
         if sys.stdin.isatty() and sys.stdout.isatty():
             top.live(colour="NO_COLOR" not in environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,6 @@ from services.engine import convert
 from services.engine.backoff import Backoff
 from services.engine.load_feed import LoadFeed
 from services.engine.state import EngineState
-from services.rpc.channels import dial
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,9 @@ _IDLE_INTERVAL_S = 1.0
 class LoadReporter:
     """One ReportLoad stream, opened again after every break. Losing reports never disturbs serving."""
 
-    def __init__(self, state: EngineState, feed: LoadFeed) -> None:
+    def __init__(self, state: EngineState, feed: LoadFeed, dial: Callable[[str], grpc.aio.Channel]) -> None:
         self._state = state
+        self._dial = dial
         self._feed = feed
 
     async def run(self) -> None:
@@ -43,7 +44,7 @@ class LoadReporter:
             await asyncio.sleep(backoff.next_s())
 
     async def _stream(self, rank: int, backoff: Backoff) -> None:
-        async with dial(self._state.now.coordinator_target) as channel:
+        async with self._dial(self._state.now.coordinator_target) as channel:
             call: Any = wire.CoordinatorServiceStub(channel).ReportLoad()
             try:
                 sequence = 0

@@ -15,7 +15,7 @@ from muster import v1 as wire
 from services.engine.backoff import Backoff
 from services.engine.lease import Lease, OutOfOrderError
 from services.engine.state import EngineState
-from services.rpc.channels import dial
+from services.rpc.channels import Dialer
 from services.rpc.errors import RpcError, describe
 
 _log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Membership:
         self,
         *,
         head_target: str,
+        dialer: Dialer,
         hello: wire.Hello,
         state: EngineState,
         loop_idle_ms: Callable[[], int],
@@ -74,6 +75,7 @@ class Membership:
     ) -> None:
         """`head_timeout_s` None goes on without a head for ever."""
         self._head_target = head_target
+        self._dialer = dialer
         self._hello = hello
         self._state = state
         self._loop_idle_ms = loop_idle_ms
@@ -93,7 +95,7 @@ class Membership:
                 error = describe(call_error)
                 if error.code in _REJECTIONS:
                     raise RejectedError(error) from call_error
-                self._complain(f"{error.code.name}: {error.message}")
+                await self._complain_of(error)
             except OutOfOrderError as protocol_error:
                 self._complain(str(protocol_error))
             except TimeoutError:
@@ -106,7 +108,7 @@ class Membership:
             await self._pause(backoff.next_s())
 
     async def _session(self, lease: Lease) -> None:
-        async with dial(self._head_target) as channel:
+        async with self._dialer.dial(self._head_target) as channel:
             call: _Call = wire.RendezvousServiceStub(channel).Register()
             try:
                 await self._join(call, lease)
@@ -171,6 +173,16 @@ class Membership:
             end(response.stop.reason or "asked by the head", _seconds(response.stop))
         else:
             _log.warning("the head sent %s, which this engine does not know; ignored", kind)
+
+    async def _complain_of(self, error: RpcError) -> None:
+        trouble = None
+        if error.code is grpc.StatusCode.UNAVAILABLE and self._complaint_due:
+            trouble = await asyncio.to_thread(self._dialer.trouble_with, self._head_target)
+        self._complain(trouble or f"{error.code.name}: {error.message}")
+
+    @property
+    def _complaint_due(self) -> bool:
+        return time.monotonic() >= self._complained_at + _COMPLAINT_INTERVAL_S
 
     def _complain(self, cause: str) -> None:
         """One line at the loss, then one every ten seconds: a head may stay away for long."""

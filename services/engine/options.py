@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from services.rpc.identity import host_name
+from services.rpc.security import OPEN, Security
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class EngineOptions:
     configuration: Mapping[str, str] | None = None  # settings that must be equal on all ranks
     shutdown_timeout_s: float = 30.0
     head_timeout_s: float | None = None  # without a head for so long the engine ends; None: never
+    security: Security = OPEN
 
 
 def tcp_target(host: str, port: int) -> str:

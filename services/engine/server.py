@@ -29,7 +29,9 @@ from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
 from services.rpc import runtime
+from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name, new_incarnation
+from services.rpc.security import SecurityError
 from services.rpc.server import ListenError, RpcServer
 from services.version import PROTOCOL_MAX, PROTOCOL_MIN, __version__
 
@@ -47,6 +49,7 @@ ADMIN_SERVICE = "muster.v1.AdminService"
 
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # a flag that cannot be honoured
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
 EXIT_HEAD_GONE = 4  # for longer than --head-timeout
 EXIT_RESTART = 75  # the head wants a new process of this rank
@@ -68,7 +71,12 @@ async def run_engine(
 
     `build` and `tokenizer` do the slow work, each in a thread.
     """
-    return await EngineProcess(options, build, tokenizer).run()
+    try:
+        process = EngineProcess(options, build, tokenizer)
+    except SecurityError as error:
+        _log.error("the engine cannot start: %s", error)
+        return EXIT_USAGE
+    return await process.run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,8 @@ class EngineProcess:
         self._engine_loop: EngineLoop | None = None
         archive = TokenizerArchive(lambda: tokenizer(options.engine))
         self._servicer = EngineServicer(self._state, self._intake, self._feed, archive)
-        self._server = RpcServer(error_tables=(engine_error_table,))
+        self._server = RpcServer(error_tables=(engine_error_table,), security=options.security)
+        self._dialer = Dialer(options.security)
         self._server.add(ENGINE_SERVICE, wire.add_EngineServiceServicer_to_server, self._servicer)
         admin = AdminServicer(self._state, self._intake, self._drain)
         self._server.add(ADMIN_SERVICE, wire.add_AdminServiceServicer_to_server, admin)
@@ -115,7 +124,7 @@ class EngineProcess:
         others = [
             self._spawn(self._load(), "loading"),
             self._spawn(self._announce_serving(), "health"),
-            self._spawn(LoadReporter(self._state, self._feed).run(), "load reports"),
+            self._spawn(LoadReporter(self._state, self._feed, self._dialer.dial).run(), "load reports"),
             self._spawn(self._obey_signals(stop), "signals"),
         ]
         try:
@@ -170,6 +179,7 @@ class EngineProcess:
         )
         membership = Membership(
             head_target=options.head_target,
+            dialer=self._dialer,
             hello=hello,
             state=self._state,
             loop_idle_ms=self._loop_idle_ms,

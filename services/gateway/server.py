@@ -22,10 +22,11 @@ from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
-from services.rpc.channels import dial
+from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name
 from services.rpc.listening import ListenError
 from services.rpc.runtime import stop_event
+from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import RpcServer
 from services.version import __version__
 
@@ -65,12 +66,22 @@ class GatewayOptions:
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
     shutdown_timeout_s: float = 30.0
+    security: Security = OPEN
 
 
 async def run_gateway(options: GatewayOptions) -> int:
     """Serves until SIGTERM or SIGINT, after which running answers may finish; returns the exit code."""
     stop = stop_event()
-    rpc = RpcServer(error_tables=[gateway_error_table], reuse_port=options.reuse_port)
+    try:
+        rpc = RpcServer(
+            error_tables=[gateway_error_table],
+            reuse_port=options.reuse_port,
+            security=options.security,
+            api_keys=options.api_keys,
+        )
+    except SecurityError as error:
+        _log.error("the gateway cannot start: %s", error)
+        return 2
     try:
         sockets, http_port = _http_sockets(options)
         grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
@@ -110,11 +121,13 @@ class _Gateway:
             head_target=options.head_target,
             gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
             host_id=host_id(),
-            dial=dial,
+            dial=Dialer(options.security).dial,
             scope=options.ranks or None,
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
-        guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
+        # With cluster tokens, the port itself asks for a token or a key on every call.
+        guards_itself = options.api_keys and options.security.cluster_token_file is None
+        guarded = GuardedInference(servicer, options.api_keys) if guards_itself else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
         self._lifecycle = Lifecycle()
         app = build_app(

@@ -19,6 +19,7 @@ from services.head.rendezvous_servicer import RendezvousServicer
 from services.head.startup import Outcome
 from services.rpc.identity import new_incarnation
 from services.rpc.runtime import stop_event
+from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import ListenError, RpcServer
 from services.version import PROTOCOL_MAX, PROTOCOL_MIN, __version__
 
@@ -51,6 +52,7 @@ class HeadOptions:
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
     local_ranks: range | None = None
+    security: Security = OPEN
 
     def mistake(self) -> str | None:
         """What is wrong with the values, naming the flag; None when nothing is."""
@@ -76,7 +78,11 @@ async def run_head(options: HeadOptions, *, on_listening: Callable[[list[str]], 
         _log.error("%s", mistake)
         return 2
     stop = stop_event()
-    server = RpcServer(error_tables=[head_error_table])
+    try:
+        server = RpcServer(error_tables=[head_error_table], security=options.security)
+    except SecurityError as error:
+        _log.error("the head cannot start: %s", error)
+        return 2
     control = _build_control_plane(options, server)
     try:
         targets = _listen(server, options)

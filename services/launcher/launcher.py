@@ -24,6 +24,7 @@ from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec
 from services.launcher.readiness import Readiness
 from services.launcher.screen import Screen
+from services.rpc.channels import Dialer
 from services.rpc.identity import host_name
 from services.version import __version__
 
@@ -63,6 +64,7 @@ class Launcher:
         )
         self._readiness = Readiness(
             plan.head_target(options, self._places),
+            Dialer(options.security).dial,
             self._concerns_us,
             options.data_parallel_size if options.runs_head else options.num_local_ranks,
             self._screen,

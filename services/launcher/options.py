@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.rpc.security import Security
+
 
 class FlagCombinationError(ValueError):
     """Flags that contradict each other. The message names each flag, its value and the fix."""
@@ -62,8 +64,28 @@ class ServeOptions:
     heartbeat_timeout: float
     head_timeout: float | None
     runtime_dir: Path | None
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_ca: Path | None
+    tls_client_auth: bool
+    tls_server_name: str | None
+    cluster_token_file: Path | None
+    grpc_reflection: bool
     log_level: str
     log_format: str
+
+    @property
+    def security(self) -> Security:
+        """The doors of every process of this node."""
+        return Security(
+            tls_cert=self.tls_cert,
+            tls_key=self.tls_key,
+            tls_ca=self.tls_ca,
+            tls_client_auth=self.tls_client_auth,
+            tls_server_name=self.tls_server_name,
+            cluster_token_file=self.cluster_token_file,
+            reflection=self.grpc_reflection,
+        )
 
     @property
     def num_local_ranks(self) -> int:

@@ -71,7 +71,7 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
         served_model_names=places.served_model_names,
     )
     arguments += ["--configuration", *(f"{key}={value}" for key, value in configuration.items())]
-    return ChildSpec("head", (*arguments, *_logging(options)))
+    return ChildSpec("head", (*arguments, *options.security.flags(), *_logging(options)))
 
 
 def plan_engines(options: ServeOptions, places: Places) -> list[ChildSpec]:
@@ -109,7 +109,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += _given("--head-timeout", options.head_timeout)
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
     threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
-    return ChildSpec(name, (*arguments, *_logging(options)), environment=threads)
+    return ChildSpec(name, (*arguments, *options.security.flags(), *_logging(options)), environment=threads)
 
 
 def plan_gateways(options: ServeOptions, places: Places) -> list[ChildSpec]:
@@ -133,7 +133,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     secrets = ((API_KEY_VARIABLE, ",".join(options.api_key)),) if options.api_key else ()
     return ChildSpec(
         f"gateway {index}" if options.num_gateways > 1 else "gateway",
-        (*arguments, *_logging(options)),
+        (*arguments, *options.security.flags(), *_logging(options)),
         environment=secrets,
         inherited_fds=places.http_fds,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import grpc
 from muster import v1 as wire
 
 from services.launcher import progress
@@ -17,8 +18,16 @@ _POLL_S = 0.05
 class Readiness:
     """Watches the ranks that concern this launcher: all of them on the head's node, its own on a headless one."""
 
-    def __init__(self, target: str, concerns: Callable[[wire.RankEntry], bool], num_expected: int, screen: Screen):
+    def __init__(
+        self,
+        target: str,
+        dial: Callable[[str], grpc.aio.Channel],
+        concerns: Callable[[wire.RankEntry], bool],
+        num_expected: int,
+        screen: Screen,
+    ) -> None:
         self._target = target
+        self._dial = dial
         self._concerns = concerns
         self._num_expected = num_expected
         self._screen = screen
@@ -29,7 +38,7 @@ class Readiness:
     async def follow(self) -> None:
         """Shows what changes in the roster, for as long as the launcher runs."""
         lines = progress.ProgressLines()
-        async for roster in watch_roster(self._target):
+        async for roster in watch_roster(self._target, self._dial):
             self._head_seen = True
             self._entries = [entry for entry in roster.ranks if self._concerns(entry)]
             news = lines.news(self._entries)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import grpc
 from muster import v1 as wire
 
-from services.rpc.channels import dial
-
 _RETRY_S = 0.25
 
 
-async def watch_roster(target: str) -> AsyncIterator[wire.Roster]:
+async def watch_roster(target: str, dial: Callable[[str], grpc.aio.Channel]) -> AsyncIterator[wire.Roster]:
     """Yields every roster the head publishes; while the head is away, nothing. Never ends by itself."""
-    async with dial(target) as channel:
-        stub = wire.RendezvousServiceStub(channel)
-        while True:
-            call = stub.WatchRoster(wire.WatchRosterRequest())
+    while True:
+        async with dial(target) as channel:
+            call = wire.RendezvousServiceStub(channel).WatchRoster(wire.WatchRosterRequest())
             try:
                 async for response in call:
                     yield response.roster
@@ -26,7 +23,7 @@ async def watch_roster(target: str) -> AsyncIterator[wire.Roster]:
                 pass
             finally:
                 call.cancel()
-            await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 async def answers_ready(host: str, port: int) -> bool:

@@ -6,6 +6,12 @@ from typing import Any
 
 import grpc
 
+from services.rpc.access import TokenFile
+from services.rpc.certificates import Certificates
+from services.rpc.security import OPEN, Security
+from services.rpc.tls_trouble import tls_trouble
+from services.rpc.token_channel import TokenChannel
+
 # Generous: GetTokenizer's chunks and step outputs stay far below it.
 MAX_RECEIVE_BYTES = 256 * 1024 * 1024
 
@@ -33,11 +39,46 @@ _OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def dial(target: str) -> grpc.aio.Channel:
-    """A channel to "unix:/path", "host:port", "[::1]:port" or "dns:///host:port". Connects when first used."""
-    return grpc.aio.insecure_channel(target, options=_OPTIONS)
+class Dialer:
+    """Makes channels to "unix:/path", "host:port", "[::1]:port" or "dns:///host:port"; they connect when first used.
+
+    With certificates, TCP targets are dialled with TLS; with a token file, every call shows its first token.
+    """
+
+    def __init__(self, security: Security = OPEN) -> None:
+        """Raises SecurityError when a flag of `security` cannot be honoured."""
+        self._security = security
+        self._certificates = Certificates(security) if security.dials_tls else None
+        self._tokens = TokenFile(security.cluster_token_file) if security.cluster_token_file else None
+
+    def dial(self, target: str) -> grpc.aio.Channel:
+        """A channel for an event loop."""
+        if self._certificates is None or target.startswith("unix:"):
+            channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        else:
+            channel = grpc.aio.secure_channel(target, self._certificates.channel_credentials(), options=self._options)
+        return channel if self._tokens is None else self._showing(channel, self._tokens)
+
+    def dial_blocking(self, target: str) -> grpc.Channel:
+        """The same for a command without an event loop."""
+        if self._certificates is None or target.startswith("unix:"):
+            channel = grpc.insecure_channel(target, options=_OPTIONS)
+        else:
+            channel = grpc.secure_channel(target, self._certificates.channel_credentials(), options=self._options)
+        return channel if self._tokens is None else self._showing(channel, self._tokens)
+
+    def trouble_with(self, target: str) -> str | None:
+        """Why no connection comes about, as far as certificates explain it. Blocks for some seconds at most."""
+        return tls_trouble(target, self._security)
+
+    @property
+    def _options(self) -> tuple[tuple[str, Any], ...]:
+        assert self._certificates is not None
+        return (*_OPTIONS, *self._certificates.channel_options())
+
+    @staticmethod
+    def _showing(channel: Any, tokens: TokenFile) -> Any:
+        return TokenChannel(channel, lambda: tokens.own)
 
 
-def dial_blocking(target: str) -> grpc.Channel:
-    """The same for a command without an event loop."""
-    return grpc.insecure_channel(target, options=_OPTIONS)
+dial = Dialer().dial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import grpc
 from grpc_channelz.v1 import channelz, channelz_pb2
 
 from services.rpc import health, reflection
+from services.rpc.access import AccessInterceptor, TokenFile
+from services.rpc.certificates import Certificates
 from services.rpc.errors import ErrorTable
 from services.rpc.interceptor import ErrorInterceptor
 from services.rpc.listening import (
@@ -20,8 +23,11 @@ from services.rpc.listening import (
     prepare_unix_path,
     resolve,
 )
+from services.rpc.security import OPEN, Security, SecurityError, exposure_warning
 
-__all__ = ["AddressInUseError", "ListenError", "RpcServer"]
+__all__ = ["AddressInUseError", "ListenError", "RpcServer", "check_doors"]
+
+_log = logging.getLogger(__name__)
 
 _CHANNELZ_SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 
@@ -34,11 +40,24 @@ class RpcServer:
     """
 
     def __init__(
-        self, *, error_tables: Sequence[ErrorTable] = (), reuse_port: bool = False, reflection: bool = True
+        self,
+        *,
+        error_tables: Sequence[ErrorTable] = (),
+        reuse_port: bool = False,
+        security: Security = OPEN,
+        api_keys: Sequence[str] = (),
     ) -> None:
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(error_tables)], options=_options(reuse_port))
+        """`api_keys` are accepted beside the tokens of `security`, for what clients of InferenceService do.
+
+        Raises SecurityError when a flag of `security` cannot be honoured.
+        """
+        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(error_tables)]
+        if security.cluster_token_file is not None:
+            interceptors.insert(0, AccessInterceptor(TokenFile(security.cluster_token_file), api_keys=api_keys))
+        self._credentials = _server_credentials(security)
+        self._server = grpc.aio.server(interceptors=interceptors, options=_options(reuse_port))
         self._reuse_port = reuse_port
-        self._has_reflection = reflection
+        self._security = security
         self._service_names: list[str] = []
         self._health = health.HealthServicer()
 
@@ -75,16 +94,24 @@ class RpcServer:
             # Asked first, because gRPC does not say why it cannot bind.
             check_can_bind(address, port, host=host, flags=flags, reuse_port=self._reuse_port)
             try:
-                bound_port = self._server.add_insecure_port(address.with_port(port))
+                bound_port = self._bind(address.with_port(port))
             except RuntimeError as error:
                 raise AddressInUseError(host, port, flags) from error  # somebody was faster
+        warning = exposure_warning(host, self._security)
+        if warning is not None:
+            _log.warning("%s", warning)
         return bound_port
+
+    def _bind(self, address: str) -> int:
+        if self._credentials is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._credentials)
 
     async def start(self) -> None:
         health.add_to_server(self._health, self._server)
         channelz.add_channelz_servicer(self._server)
         names = [*self._service_names, health.SERVICE_NAME, _CHANNELZ_SERVICE_NAME]
-        if self._has_reflection:
+        if self._security.reflection:
             reflection.add_to_server(names, self._server)
         await self._server.start()
 
@@ -100,6 +127,24 @@ class RpcServer:
         """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""
         self._health.set_all_not_serving()
         await self._server.stop(grace_s)
+
+
+def _server_credentials(security: Security) -> grpc.ServerCredentials | None:
+    if security.serves_tls or security.tls_key is not None:
+        return Certificates(security).server_credentials()
+    if security.tls_ca is not None:
+        raise SecurityError(
+            f"--tls-ca {security.tls_ca} without --tls-cert and --tls-key: this process could not show a certificate "
+            "on its own port; give all three"
+        )
+    return None
+
+
+def check_doors(security: Security) -> None:
+    """Raises SecurityError when a process could not serve and dial as `security` says; for before anything starts."""
+    _server_credentials(security)
+    if security.cluster_token_file is not None:
+        TokenFile(security.cluster_token_file)
 
 
 def _options(reuse_port: bool) -> list[tuple[str, Any]]:
