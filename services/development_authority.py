@@ -96,6 +96,8 @@ class Authority:
 
         Replaces the node's files. Raises InvalidNameError.
         """
+        if node == "ca":
+            raise InvalidNameError("'ca' would take the authority's own files; give the node another name")
         names = dict.fromkeys(_general_name(name) for name in (node, *also, "localhost", "127.0.0.1", "::1"))
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node[:64])])
@@ -125,7 +127,7 @@ def _general_name(text: str) -> x509.GeneralName:
     except ValueError:
         pass
     labels = text.removeprefix("*.").rstrip(".").split(".")
-    if len(text) > 253 or not all(_DNS_LABEL.fullmatch(label) for label in labels) or labels == ["ca"]:
+    if len(text) > 253 or not all(_DNS_LABEL.fullmatch(label) for label in labels):
         raise InvalidNameError(f"{text!r} is neither a host name nor an address; give for example node-1 or 10.0.0.1")
     return x509.DNSName(text)
 

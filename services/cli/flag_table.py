@@ -285,9 +285,10 @@ TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT, *DIALLING)
 DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT, *DIALLING)
 UNDRAIN = (HEAD_TARGET, *DIALLING)
 RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT, *DIALLING)
-CERTS_DIRECTORY = Flag("--directory", SECURITY, "Where the files are written; an authority that lies there is used again.",
-                       values.path, Path("certs"), short="-o", metavar="DIRECTORY",
-                       short_variable="MUSTER_CERTS_DIRECTORY")  # fmt: skip
+CERTS_DIRECTORY = Flag(
+    "--directory", SECURITY, "Where the files are written; an authority that lies there is used again.", values.path,
+    Path("certs"), short="-o", metavar="DIRECTORY", short_variable="MUSTER_CERTS_DIRECTORY",
+)  # fmt: skip
 CERTS_DAYS = Flag("--days", SECURITY, "How long the certificates are valid.", values.whole_number(1, 36500), 365,
                   metavar="DAYS", unit="days", short_variable="MUSTER_CERTS_DAYS")  # fmt: skip
 CERTS_NAMES = Flag("--also", SECURITY, "Further names and addresses in every certificate made.", values.text, (),

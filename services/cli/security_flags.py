@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from services.cli.flag import FlagValueError
-from services.rpc.channels import Dialer
 from services.rpc.security import Security, SecurityError
+
+if TYPE_CHECKING:
+    from services.rpc.channels import Dialer
 
 
 def security_of(values: Mapping[str, Any]) -> Security:
@@ -25,6 +27,8 @@ def security_of(values: Mapping[str, Any]) -> Security:
 
 def dialer_of(values: Mapping[str, Any]) -> Dialer:
     """For commands that only dial. Raises FlagValueError for files that cannot be used."""
+    from services.rpc.channels import Dialer  # grpc takes a while to import
+
     try:
         return Dialer(security_of(values))
     except SecurityError as error:

@@ -50,8 +50,10 @@ def _handshake(plain: socket.socket, host: str, security: Security) -> str | Non
     try:
         with context.wrap_socket(plain, server_hostname=name) as secure:
             secure.settimeout(_TIMEOUT_S)
-            # With TLS 1.3 a refusal of our own certificate arrives after the handshake.
-            secure.recv(1)
+            # With TLS 1.3 a refusal of our own certificate arrives after the handshake; a gRPC server that takes us
+            # sends its settings at once.
+            if secure.recv(1):
+                return None
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not accepted: {error.verify_message}"
     except ssl.SSLError as error:
@@ -62,7 +64,9 @@ def _handshake(plain: socket.socket, host: str, security: Security) -> str | Non
             return "it asks for a certificate; give --tls-cert and --tls-key"
         return f"the TLS handshake failed: {reason}"
     except ConnectionResetError:
-        return "it ended the TLS handshake" + ("" if security.tls_cert else "; it may ask for --tls-cert and --tls-key")
+        pass
     except TimeoutError:
         return None
-    return None
+    if security.tls_cert is None:
+        return "it ended the TLS handshake: it asks for a certificate; give --tls-cert and --tls-key"
+    return f"it ended the TLS handshake: it may not accept the certificate of --tls-cert {security.tls_cert}"

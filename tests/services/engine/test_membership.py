@@ -17,7 +17,7 @@ from muster import v1 as wire
 from services.engine.membership import HeadGoneError, Membership, RejectedError
 from services.engine.state import EngineState
 from services.head.server import RENDEZVOUS_SERVICE
-from services.rpc.channels import dial
+from services.rpc.channels import Dialer, dial
 from services.rpc.server import RpcServer
 from tests.services.engine.conftest import TIMEOUT_S, running_head
 from tests.support.own_records import own_records
@@ -59,6 +59,7 @@ class Member:
         }
         self.membership = Membership(
             head_target=head_target,
+            dialer=Dialer(),
             hello=wire.Hello(**{**fields, **hello}),  # type: ignore[arg-type]
             state=self.state,
             loop_idle_ms=lambda: 0,

@@ -12,6 +12,7 @@ from muster import v1 as wire
 
 from services.rpc.channels import dial
 from services.rpc.errors import ErrorTable
+from services.rpc.security import OPEN, Security
 from services.rpc.server import RpcServer
 
 SERVICE = "muster.v1.RendezvousService"
@@ -52,8 +53,10 @@ async def serving(
     *,
     error_tables: Sequence[ErrorTable] = (),
     make_channel: Callable[[str], grpc.aio.Channel] = dial,
+    security: Security = OPEN,
+    api_keys: Sequence[str] = (),
 ) -> AsyncIterator[Served]:
-    server = RpcServer(error_tables=error_tables)
+    server = RpcServer(error_tables=error_tables, security=security, api_keys=api_keys)
     server.add(SERVICE, wire.add_RendezvousServiceServicer_to_server, servicer)
     port = server.listen_tcp("127.0.0.1", 0, flags="--port")
     await server.start()
