@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.launcher.plan import join_host_port
+from services.rpc.security import OPEN, Security
 
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -20,6 +21,7 @@ class Banner:
     port: int
     grpc_port: int
     needs_key: bool
+    security: Security = OPEN
 
     @property
     def url(self) -> str:
@@ -38,11 +40,24 @@ class Banner:
         """Every address of the host is listened on, not only the one that is shown."""
         return self.local_host != self.host
 
+    @property
+    def _grpc_flags(self) -> str:
+        doors = self.security
+        if not doors.serves_tls:
+            flags = "-plaintext"
+        elif doors.tls_ca is None:
+            flags = ""
+        else:
+            flags = f"-cacert {doors.tls_ca}"
+            flags += " -cert CERT -key KEY" if doors.tls_client_auth else ""
+        flags += f" -authority {doors.tls_server_name}" if doors.serves_tls and doors.tls_server_name else ""
+        secret = "TOKEN" if doors.cluster_token_file is not None else "KEY" if self.needs_key else ""
+        return flags + (f" -H 'authorization: Bearer {secret}'" if secret else "")
+
     def lines(self, *, colour: bool) -> list[str]:
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
         strong, plain = ("\x1b[1;32m", "\x1b[0m") if colour else ("", "")
         key = " -H 'Authorization: Bearer KEY'" if self.needs_key else ""
-        grpc_key = " -H 'authorization: Bearer KEY'" if self.needs_key else ""
         chat = "muster chat" if self.port == 8000 else f"muster chat --url {self.url}"
         messages = '"messages": [{"role": "user", "content": "What is gravity?"}]'
         body = f'{{"model": "{self.model_name}", {messages}, "max_tokens": 100}}'
@@ -50,7 +65,7 @@ class Banner:
             f"{strong}Muster {self.version} serves {self.model_name} on {ranks} at {self.url}{plain}",
             "",
             f"  curl    curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
-            f"  gRPC    grpcurl -plaintext{grpc_key} "
+            f"  gRPC    grpcurl {self._grpc_flags} "
             f'-d \'{{{messages}, "options": {{"conditions": {{"max_tokens": 100}}}}}}\' '
             f"{self.grpc_target} muster.v1.InferenceService/Chat",
             f"  chat    {chat}{' --api-key KEY' if self.needs_key else ''}",

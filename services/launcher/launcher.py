@@ -220,6 +220,7 @@ class Launcher:
             port=self._holdings.http_port,
             grpc_port=self._places.grpc_port,
             needs_key=bool(self._options.api_key),
+            security=self._options.security,
         )
 
 

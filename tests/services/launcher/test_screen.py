@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
+from pathlib import Path
 
 from services.launcher.banner import Banner
 from services.launcher.screen import Reason, Screen
+from services.rpc.security import Security
 
 
 class Terminal(io.StringIO):
@@ -99,3 +102,16 @@ def test_the_banner_reminds_of_keys_and_shows_none() -> None:
     text = "\n".join(banner(needs_key=True).lines(colour=False))
     assert text.count("Bearer KEY") == 2
     assert "--api-key KEY" in text
+
+
+def test_the_banner_shows_how_to_get_through_the_doors() -> None:
+    def flags(security: Security) -> str:
+        return "\n".join(banner(security=security).lines(colour=False)).partition("grpcurl ")[2].partition(" -d ")[0]
+
+    mutual = Security(tls_cert=Path("c"), tls_key=Path("k"), tls_ca=Path("ca.crt"), cluster_token_file=Path("t"))
+    assert flags(Security()) == "-plaintext"
+    assert flags(mutual) == "-cacert ca.crt -cert CERT -key KEY -H 'authorization: Bearer TOKEN'"
+    assert flags(replace(mutual, tls_client_auth=False, cluster_token_file=None)) == "-cacert ca.crt"
+    assert flags(replace(mutual, tls_server_name="muster")).startswith(
+        "-cacert ca.crt -cert CERT -key KEY -authority muster"
+    )
