@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from services.cli import flag_table
 from services.cli.flag import Flag, read_flags
@@ -46,13 +49,35 @@ def test_engines_get_their_ranks_and_the_models_settings() -> None:
     assert dict(engines[0].environment)["OMP_NUM_THREADS"] == "3"
 
 
+DOORS = (
+    "--tls-cert c --tls-key k --tls-ca a --no-tls-client-auth --tls-server-name n --cluster-token-file t "
+    "--no-grpc-reflection"
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "flags"),
+    [
+        (lambda options: plan.plan_head(options, PLACES, port=1), flag_table.HEAD),
+        (lambda options: plan.plan_engines(options, PLACES)[0], flag_table.ENGINE),
+        (lambda options: plan.plan_gateways(options, PLACES)[0], flag_table.GATEWAY),
+    ],
+)
+def test_every_process_gets_the_same_doors(make: Any, flags: tuple[Flag, ...]) -> None:
+    options = serve_options(DOORS)
+    values = parsed(make(options), flags)
+    for flag in flag_table.DOORS:
+        assert values[flag.field] == getattr(options, flag.field) != flag.default, flag.name
+
+
 def test_every_setting_of_an_engine_is_handed_down() -> None:
     """All flags that `serve` and `engine` share, each with a value that is not its default."""
     line = (
         "--served-model-name other --dtype bfloat16 --device cuda --kernels torch --load-format dummy --seed 9 "
         "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
         "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
-        "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h"
+        "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h "
+        f"{DOORS}"
     )
     options = serve_options(line)
     values = parsed(plan.plan_engines(options, PLACES)[0], flag_table.ENGINE)
