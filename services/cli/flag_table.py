@@ -293,5 +293,8 @@ CERTS_DAYS = Flag("--days", SECURITY, "How long the certificates are valid.", va
                   metavar="DAYS", unit="days", short_variable="MUSTER_CERTS_DAYS")  # fmt: skip
 CERTS_NAMES = Flag("--also", SECURITY, "Further names and addresses in every certificate made.", values.text, (),
                    metavar="NAME", several=True, short_variable="MUSTER_CERTS_ALSO")  # fmt: skip
+CONFORMANCE_SERVICE = Flag("--service", CONNECTION, "What TARGET is: engine or head.", values.one_of("engine", "head"),
+                           "engine", short_variable="MUSTER_CONFORMANCE_SERVICE")  # fmt: skip
+CONFORMANCE = (CONFORMANCE_SERVICE, *DIALLING)
 CERTS = (CERTS_DIRECTORY, CERTS_DAYS, CERTS_NAMES)
-ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART, *RUN_BATCH, *CERTS)
+ALL = (*SERVE, *HEAD, *ENGINE, *GATEWAY, *CHAT, *STATUS, *TOP, *RESTART, *RUN_BATCH, *CERTS, *CONFORMANCE)

@@ -54,6 +54,10 @@ def _add_clients(commands: Any) -> None:
     certs = _add(commands, "certs", "certs_command", flag_table.CERTS, "[NODE ...] [flags]",
                  "Make an authority and certificates for development.")  # fmt: skip
     certs.add_argument("nodes", nargs="*", metavar="NODE", help="name or address of a node; one certificate for each")
+    conformance = _add(commands, "conformance", "conformance_command", flag_table.CONFORMANCE, "TARGET [flags]",
+                       "Try the rules of the contract on an engine or a head, of any language.")  # fmt: skip
+    conformance.add_argument("target", metavar="TARGET", help="gRPC target, for example 127.0.0.1:41231")
+    conformance.add_argument("--json", action="store_true", help="print the findings as JSON")
     status = _add(commands, "status", "status_command", flag_table.STATUS, "[flags]",
                   "Show ranks, states and load of a running deployment.")  # fmt: skip
     status.add_argument("--json", action="store_true", help="print the whole answer as JSON")

@@ -136,7 +136,9 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def prompt(self) -> Global___PromptInfo:
-        """prompt comes once, with the first message."""
+        """prompt comes once, with the first message; a request that was aborted
+        before its prompt was computed ends without it.
+        """
 
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage:
@@ -418,7 +420,9 @@ class StepOutputs(_message.Message):
 
     @_builtins.property
     def started(self) -> _containers.RepeatedCompositeFieldContainer[Global___Started]:
-        """started requests: their prompt was computed in this step."""
+        """started requests: their prompt was computed in this step. Comes before the
+        first token of each; a request aborted earlier ends without it.
+        """
 
     @_builtins.property
     def finished(self) -> _containers.RepeatedCompositeFieldContainer[Global___Finished]:
