@@ -53,8 +53,9 @@ format: $(VENV)/.dev ## Format Python and protobuf files
 	$(BIN)/ruff format .
 	$(BIN)/buf format -w
 
-protos: $(VENV)/.dev ## Generate Python code from protos/
+protos: $(VENV)/.dev ## Generate Python code and docs/contract.md from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
+	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-contract-page
 
 bench: $(VENV)/.dev ## Measure a running deployment end to end
 	$(BIN)/python -m benchmarks.serve $(BENCH)
