@@ -46,7 +46,7 @@ def unavailable() -> str | None:
         return "network namespaces are Linux's"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for command, package in (("ip", "iproute2"), ("nsenter", "util-linux")):
+    for command, package in (("ip", "iproute2"), ("bridge", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(command) is None:
             return f"missing: {command} (Debian package {package})"
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
@@ -120,7 +120,7 @@ class Node:
 
     def silence(self) -> None:
         """Drops every frame without a word: cards keep their carrier, and nobody gets a FIN or RST."""
-        self._in_switch("link", "set", self._port, "type", "bridge_slave", "state", "0")
+        self._set_port_state("disabled")
 
     def mend(self) -> None:
         """Takes back `cut`, `silence` and `worsen`."""
@@ -129,7 +129,7 @@ class Node:
             self._end_cable()
             self._in_switch("link", "delete", f"side{self._number}")
         self._in_switch("link", "set", self._port, "up")
-        self._in_switch("link", "set", self._port, "type", "bridge_slave", "state", "3")
+        self._set_port_state("forwarding")
 
     def worsen(self, *, delay_ms: float, jitter_ms: float, loss_percent: float) -> None:
         """Holds back every frame, in both directions, and loses some."""
@@ -171,6 +171,9 @@ class Node:
             assert self._cable.stdout is not None
             self._cable.stdout.close()
             self._cable = None
+
+    def _set_port_state(self, state: str) -> None:
+        _call("bridge", "-netns", self._switch, "link", "set", "dev", self._port, "state", state)
 
     def _in_node(self, *arguments: str) -> None:
         _ip("-netns", self._namespace, *arguments)
@@ -238,6 +241,10 @@ def _remove(namespace: str) -> None:
 
 
 def _ip(*arguments: str) -> str:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"
+    return _call("ip", *arguments)
+
+
+def _call(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr.strip()}"
     return done.stdout
