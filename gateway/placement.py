@@ -13,7 +13,7 @@ from gateway.cluster_view import ClusterView
 from gateway.engine_link import EngineLink
 from gateway.engine_pool import EnginePool
 from gateway.errors import NoBackend, Overloaded, RequestTimeout
-from gateway.ranks import RankState
+from gateway.ranks import Rank, RankState
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,11 @@ class Placer:
     def _explain(self, placement: Placement) -> str:
         if placement.rank is not None:
             rank = self._cluster.ranks().get(placement.rank)
-            state = rank.state.value if rank is not None else RankState.MISSING.value
+            state = self._state(rank) if rank is not None else RankState.MISSING.value
             return f"Rank {placement.rank}, which the request asks for, is {state}. Try again later or name no rank."
-        states = ", ".join(f"rank {rank.rank} is {rank.state.value}" for rank in self._cluster.ranks().values())
+        states = ", ".join(f"rank {rank.rank} is {self._state(rank)}" for rank in self._cluster.ranks().values())
         return f"No rank could take the request for {self._wait_s:g} s: {states or 'none is known'}. Try again later."
+
+    def _state(self, rank: Rank) -> str:
+        unreached = rank.state is RankState.READY and self._pool.link(rank.rank) is None
+        return "ready, but this gateway cannot reach it" if unreached else rank.state.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,10 +17,25 @@ def choose_target(
 ) -> str | None:
     """The Unix socket when both processes see it, else the first TCP target; None when nothing can be reached.
 
-    An equal host id is not proof enough: two containers of one host share it and still have their own files.
+    An equal host id is not proof enough: two containers of one host share it and still have their own files. The
+    loopback address of another host would lead back to this one.
     """
     if same_host:
         for target in targets:
             if target.startswith(_UNIX) and socket_exists(Path(target.removeprefix(_UNIX))):
                 return target
-    return next((target for target in targets if not target.startswith(_UNIX)), None)
+    return next((target for target in targets if _is_reachable(target, same_host=same_host)), None)
+
+
+def _is_reachable(target: str, *, same_host: bool) -> bool:
+    if target.startswith(_UNIX):
+        return False
+    return same_host or not _is_loopback(target)
+
+
+def _is_loopback(target: str) -> bool:
+    host = target.removeprefix("dns:").lstrip("/").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -89,12 +89,12 @@ HEADLESS = Flag("--headless", PARALLEL, "Run engines only; the head is on anothe
 DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Name that keeps engines of other deployments out.", values.text,
                      "default", metavar="NAME")  # fmt: skip
 ENGINE_HOST = Flag(
-    "--engine-host", PARALLEL, "Address the engines of a node without the head listen on.", values.text,
-    metavar="ADDRESS", shown_default="the one this node reaches the head by",
+    "--engine-host", PARALLEL, "Address this node's engines listen on, for gateways of other nodes.", values.text,
+    metavar="ADDRESS", shown_default="the head's on its node, elsewhere the one the head is reached by",
 )  # fmt: skip
 ENGINE_ADVERTISE_HOST = Flag(
     "--engine-advertise-host", PARALLEL, "Address gateways reach these engines by.", values.text, metavar="ADDRESS",
-    shown_default="--engine-host",
+    shown_default="--engine-host, or --data-parallel-address on the head's node",
 )  # fmt: skip
 API_SERVER_COUNT = Flag("--api-server-count", PARALLEL, "Number of gateways; they share the ports.",
                         values.whole_number(0, 256), short="-asc", metavar="N", shown_default="1")  # fmt: skip

@@ -34,6 +34,9 @@ _REJECTIONS = frozenset(
 )
 _WELCOME_TIMEOUT_S = 10.0
 _COMPLAINT_INTERVAL_S = 10.0
+# The head has a rank for everybody else: only a loss or an operator changes that.
+_NO_FREE_RANK = "NO_FREE_RANK"
+_LONGEST_SPARE_PAUSE_S = 10.0
 
 _Call = Any  # grpc.aio.StreamStreamCall[wire.RegisterRequest, wire.RegisterResponse]
 
@@ -83,6 +86,9 @@ class Membership:
         self._head_timeout_s = head_timeout_s
         self._lost_since: float | None = None
         self._complained_at = float("-inf")
+        self._accepted_by = 0
+        self._head_incarnation = 0
+        self._spare_pause: Backoff | None = None  # while all ranks are taken
 
     async def run(self) -> None:
         """Returns after Goodbye; raises RejectedError or HeadGoneError."""
@@ -95,6 +101,9 @@ class Membership:
                 error = describe(call_error)
                 if error.code in _REJECTIONS:
                     raise RejectedError(error) from call_error
+                if error.reason == _NO_FREE_RANK:
+                    await self._wait_as_spare(error)
+                    continue
                 await self._complain_of(error)
             except OutOfOrderError as protocol_error:
                 self._complain(str(protocol_error))
@@ -129,6 +138,7 @@ class Membership:
             hello.CopyFrom(self._hello)
             if self._state.now.rank is not None:
                 hello.rank = self._state.now.rank  # a restarted head must give back the same place
+            hello.accepted_by = self._accepted_by
             await _write(call, wire.RegisterRequest(hello=hello))
             response = await call.read()
         if response is grpc.aio.EOF:
@@ -141,6 +151,8 @@ class Membership:
         else:
             _log.info("head at %s gave rank %d of %d", self._head_target, welcome.rank, welcome.data_parallel_size)
         self._lost_since = None
+        self._spare_pause = None
+        self._head_incarnation = welcome.head_incarnation
 
     async def _speak(self, call: _Call, lease: Lease) -> None:
         while True:
@@ -163,6 +175,7 @@ class Membership:
     def _obey(self, kind: str, response: wire.RegisterResponse) -> None:
         if kind == "accepted":
             _log.info("the head took this engine into the roster")
+            self._accepted_by = self._head_incarnation
             self._state.accepted()
         elif kind == "drain":
             self._commands.drain(_seconds(response.drain))
@@ -200,6 +213,16 @@ class Membership:
                 now - self._lost_since,
                 cause,
             )
+
+    async def _wait_as_spare(self, error: RpcError) -> None:
+        """The head is there and has no rank to give. One line, then silence: this may be on purpose, and last."""
+        self._lost_since = None
+        if self._spare_pause is None:
+            self._spare_pause = Backoff(first_s=0.5, longest_s=_LONGEST_SPARE_PAUSE_S)
+            _log.warning("waiting as a spare, and taking the first rank that is lost: %s", error.message)
+        else:
+            _log.debug("still a spare: %s", error.message)
+        await self._pause(self._spare_pause.next_s())
 
     def _give_up_in_time(self) -> None:
         if self._head_timeout_s is None or self._lost_since is None:

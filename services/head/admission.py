@@ -17,7 +17,8 @@ class Fault(Enum):
 
     INVALID = "the frame itself is wrong"
     MISMATCH = "the engine's settings differ from the deployment's"
-    TAKEN = "somebody else has the rank"
+    TAKEN = "somebody else has the rank, and lives"
+    HELD = "somebody else has the rank, and may be dead"
     FULL = "no rank is free"
 
 
@@ -74,9 +75,15 @@ class Introduction:
     local: bool
     headless: bool
     configuration: Mapping[str, str]
+    accepted_by: int = 0  # the head that accepted it last; 0 when none has
+
+    @property
+    def process(self) -> tuple[str, int, int]:
+        """What tells processes apart."""
+        return self.host_id, self.pid, self.incarnation
 
     def is_same_process(self, other: Introduction) -> bool:
-        return (self.host_id, self.pid, self.incarnation) == (other.host_id, other.pid, other.incarnation)
+        return self.process == other.process
 
 
 @dataclass(frozen=True, slots=True)

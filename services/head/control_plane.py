@@ -114,6 +114,8 @@ class ControlPlane:
         except Rejection as rejection:
             self._tell_rejection(hello, rejection)
             raise
+        if hello.accepted_by not in (0, self.incarnation) and self._startup.resume():
+            _log.info("engines of an earlier head come back; ranks that stay away are lost and do not end this head")
         for warning in warnings_about(hello, self.rules):
             _log.warning("rank %d on %s: %s", joined.lease.rank, hello.host, warning)
         if joined.superseded is not None:
@@ -246,9 +248,11 @@ class ControlPlane:
     def _tell_rejection(self, hello: Introduction, rejection: Rejection) -> None:
         wanted = "any rank" if hello.rank is None else f"rank {hello.rank}"
         line = f"{hello.host or 'unnamed host'} pid {hello.pid} for {wanted}: {rejection}"
-        if line not in self._rejections:
+        is_news = line not in self._rejections
+        if is_news:
             self._rejections.append(line)
-        _log.warning("turned away %s", line)
+        # A surplus engine asks again and again; once is enough to act upon.
+        _log.log(logging.WARNING if is_news else logging.DEBUG, "turned away %s", line)
 
     def _publish(self) -> None:
         """Tells the watchers what has changed since the last call, if anything."""

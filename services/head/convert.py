@@ -28,6 +28,7 @@ def introduction(hello: wire.Hello) -> Introduction:
         local=hello.local,
         headless=hello.headless,
         configuration=dict(hello.configuration),
+        accepted_by=hello.accepted_by,
     )
 
 

@@ -19,6 +19,9 @@ from services.head.admission import (
     check_offer,
 )
 
+# Other processes that ask for one held rank and are remembered; a deployment has few, a crash loop many.
+_MAX_CLAIMS = 64
+
 
 class RankState(Enum):
     """The life of one rank. A live rank has a lease; a lost one may have kept it, see Roster.heartbeat."""
@@ -107,7 +110,7 @@ class LeaseEnded(Exception):
 
 
 class Roster:
-    """All ranks of the deployment. A method that raises has changed nothing."""
+    """All ranks of the deployment. A method that raises has changed nothing that others could see."""
 
     def __init__(self, rules: Rules, *, heartbeat_timeout_s: float, now_s: float) -> None:
         if rules.data_parallel_size < 1:
@@ -120,6 +123,8 @@ class Roster:
         self._num_leases = 0
         self._num_watches = 0
         self._changes: list[Change] = []
+        # By lease: since when which other processes have asked for its rank.
+        self._claims: dict[Lease, dict[tuple[str, int, int], float]] = {}
 
     @property
     def ranks(self) -> Sequence[RankRecord]:
@@ -143,7 +148,7 @@ class Roster:
         protocol = check_introduction(hello, self.rules)
         record = self._ranks[self._choose_rank(hello) if hello.rank is None else hello.rank]
         if record.lease is not None:
-            self._check_takeover(hello, record)
+            self._check_takeover(hello, record, now_s)
         self._num_leases += 1
         lease = Lease(self._num_leases, record.rank)
         self._put(
@@ -225,6 +230,8 @@ class Roster:
         """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended."""
         if self.holds(lease):
             record = self._ranks[lease.rank]
+            if record.state is RankState.JOINING:
+                reason = f"{reason}; it was {describe_phase(record)}"
             self._put(replace(record, state=RankState.LOST, lease=None, since_s=now_s, reason=reason))
 
     def holds(self, lease: Lease) -> bool:
@@ -242,16 +249,17 @@ class Roster:
             if silent_s > self._heartbeat_timeout_s:
                 reason = f"no heartbeat for {silent_s:.1f} s"
             elif record.state is RankState.JOINING and now_s > record.ready_deadline_s:
-                reason = f"not ready in time; it was {record.phase.value}"
+                reason = "not ready in time"
             else:
                 continue
             self.lose(lease, reason, now_s=now_s)
-            expired.append((lease, reason))
+            expired.append((lease, self._ranks[record.rank].reason))
         return expired
 
     def excuse_silence(self, now_s: float) -> None:
         """Renews all leases: the head itself stood still, so the silence says nothing about the engines."""
         self._ranks = [record if record.lease is None else replace(record, heard_s=now_s) for record in self._ranks]
+        self._claims.clear()  # nobody was really heard
 
     # Gateways
 
@@ -279,6 +287,8 @@ class Roster:
         self.sequence += 1
         if before.state is not record.state or before.lease != record.lease:
             self._changes.append(Change(before, record))
+        if before.lease is not None and before.lease != record.lease:
+            self._claims.pop(before.lease, None)
 
     def _choose_rank(self, hello: Introduction) -> int:
         """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one."""
@@ -288,7 +298,7 @@ class Roster:
                 Fault.FULL,
                 "NO_FREE_RANK",
                 f"all {len(self._ranks)} ranks are taken",
-                (Mismatch("rank", "no free rank", "any", "start fewer engines or raise --data-parallel-size"),),
+                (Mismatch("rank", "no free rank", "any", "start fewer engines, or raise --data-parallel-size on every node"),),
             )
 
         def preference(record: RankRecord) -> tuple[bool, bool, int]:
@@ -297,19 +307,42 @@ class Roster:
 
         return min(free, key=preference).rank
 
-    def _check_takeover(self, hello: Introduction, record: RankRecord) -> None:
-        holder = record.engine
+    def _check_takeover(self, hello: Introduction, record: RankRecord, now_s: float) -> None:
+        """Raises Rejection while the holder lives, or may live.
+
+        A holder that was heard since somebody else asked is alive. One that was not may have died with its node, so
+        that whoever asks is told to ask again until it was heard or its lease has expired.
+        """
+        holder, lease = record.engine, record.lease
         assert holder is not None, "a rank with a lease has an engine"
-        # The same process may come back before its broken stream is noticed; a newer one is its restart.
-        if hello.incarnation > holder.incarnation or hello.is_same_process(holder):
-            return
+        assert lease is not None, "only a rank with a lease has to be taken over"
+        if hello.is_same_process(holder):
+            return  # back before its broken stream is noticed
+        if record.state is RankState.LOST and hello.incarnation > holder.incarnation:
+            return  # the replacement of one that hangs
+        claims = self._claims.setdefault(lease, {})
+        if len(claims) >= _MAX_CLAIMS:
+            claims.pop(next(iter(claims)))
+        if record.heard_s > claims.setdefault(hello.process, now_s):
+            fault, reason, words = Fault.TAKEN, "RANK_TAKEN", "is taken"
+            fix = "start this engine with a rank of its own, or stop the other one"
+        else:
+            fault, reason, words = Fault.HELD, "RANK_HELD", "may be taken"
+            fix = f"if that one is gone, the rank is free within {self._heartbeat_timeout_s:g} s"
         difference = Mismatch(
             "rank",
             f"rank {record.rank} {record.state.value} on {holder.host} (pid {holder.pid})",
-            f"rank {record.rank} on {hello.host} (pid {hello.pid}), not newer",
-            "start this engine with a rank of its own, or stop the other one",
+            f"rank {record.rank} on {hello.host} (pid {hello.pid})",
+            fix,
         )
-        raise Rejection(Fault.TAKEN, "RANK_TAKEN", f"rank {record.rank} is taken", (difference,))
+        raise Rejection(fault, reason, f"rank {record.rank} {words}", (difference,))
+
+
+def describe_phase(record: RankRecord) -> str:
+    """For example "loading weights 10 of 272"."""
+    if record.phase_total:
+        return f"{record.phase.value} {record.phase_done} of {record.phase_total}"
+    return record.phase.value
 
 
 def _out_of_order(frame: str, when: str) -> Rejection:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from services.head.roster import RankRecord, RankState
+from services.head.roster import RankRecord, RankState, describe_phase
 
 PROGRESS_INTERVAL_S = 10.0
 
@@ -44,6 +44,14 @@ class Startup:
     def deadline_s(self) -> float:
         return self._started_s + self._ready_timeout_s
 
+    def resume(self) -> bool:
+        """An earlier head's engines come back: the deployment has served, and what is missing is lost, not late.
+
+        True when that is news.
+        """
+        is_news, self._is_done = not self._is_done, True
+        return is_news
+
     def poll(self, ranks: Sequence[RankRecord], rejections: Sequence[str], now_s: float) -> Poll:
         """`rejections` are lines about engines that were turned away; they often explain a missing rank."""
         if self._is_done:
@@ -80,10 +88,3 @@ class Startup:
         if self._local_ranks is None:
             return "expected from any node"
         return "expected on this node" if rank in self._local_ranks else "expected from another node"
-
-
-def describe_phase(record: RankRecord) -> str:
-    """For example "loading weights 10 of 272"."""
-    if record.phase_total:
-        return f"{record.phase.value} {record.phase_done} of {record.phase_total}"
-    return record.phase.value

@@ -50,9 +50,7 @@ class Holdings:
         options = self._options
         num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
-        host = "127.0.0.1"
-        if not options.runs_head:
-            host = options.engine_host or address_towards(options.head_address, options.data_parallel_rpc_port)
+        host = self._engine_host()
         if options.headless:
             return Places(runtime_dir, self._model_path, self._names, num_threads, engine_host=host)
         self._http = listen_http(options.host, options.port)
@@ -71,8 +69,17 @@ class Holdings:
             grpc_port=grpc_port.port,
         )
 
+    def _engine_host(self) -> str:
+        """Where engines listen beside their Unix sockets: beyond loopback only in a deployment of several nodes."""
+        options = self._options
+        if options.engine_host is not None:
+            return options.engine_host
+        if options.runs_head:
+            return options.head_bind_address if options.is_joined_from_elsewhere else "127.0.0.1"
+        return address_towards(options.head_address, options.data_parallel_rpc_port)
+
     def _check_head_port_free(self) -> None:
         options = self._options
-        head_host = options.data_parallel_bind_address or options.head_address
+        head_host = options.head_bind_address
         flags = "--data-parallel-bind-address" if options.data_parallel_bind_address else "--data-parallel-address"
         check_free(head_host, options.data_parallel_rpc_port, flags=f"{flags}/--data-parallel-rpc-port")

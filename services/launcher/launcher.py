@@ -25,7 +25,7 @@ from services.launcher.plan import ChildSpec
 from services.launcher.readiness import Readiness
 from services.launcher.screen import Screen
 from services.rpc.channels import Dialer
-from services.rpc.identity import host_name
+from services.rpc.identity import host_id
 from services.version import __version__
 
 _POLL_S = 0.02
@@ -53,6 +53,7 @@ class Launcher:
         self._own_variables = frozenset(own_variables)
         self._screen = Screen(log_format=options.log_format)
         self._was_ready = False
+        self._host_id = host_id()
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._node = Node(
@@ -122,7 +123,7 @@ class Launcher:
         lost = LostRanks(self._options.heartbeat_timeout)
         while True:
             await asyncio.sleep(_HANG_POLL_S)
-            ours = [e for e in self._readiness.entries if e.host == host_name() and e.pid in self._node.engine_pids]
+            ours = [entry for entry in self._readiness.entries if self._is_ours(entry)]
             for entry in lost.hopeless(ours, time.monotonic()):
                 self._screen.say(f"rank {entry.rank} (pid {entry.pid}) hangs: {entry.reason}", level="WARNING")
                 self._node.restart_engine(entry.pid)
@@ -181,7 +182,11 @@ class Launcher:
     def _concerns_us(self, entry: wire.RankEntry) -> bool:
         if self._options.runs_head:
             return True
-        return entry.host == host_name() and entry.pid in self._node.engine_pids
+        return self._is_ours(entry)
+
+    def _is_ours(self, entry: wire.RankEntry) -> bool:
+        # Not by the host's name: machines made from one image share it, and containers share pids.
+        return entry.host_id == self._host_id and entry.pid in self._node.engine_pids
 
     def _say_where(self) -> None:
         options, places = self._options, self._places
@@ -197,6 +202,8 @@ class Launcher:
         banner = self._banner()
         if not options.runs_head:
             self._screen.say(f"head: {head}; engines listen on {places.engine_host}")
+        elif options.is_joined_from_elsewhere and num_ranks:
+            self._screen.say(f"engines listen on {places.engine_host}, for gateways of other nodes")
         exposed = (
             f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""
         )

@@ -67,7 +67,11 @@ def check_free(host: str, port: int, *, flags: str) -> None:
 
 def address_towards(host: str, port: int) -> str:
     """This node's address on the way to `host`; no packet is sent."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+    try:
+        ways = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_DGRAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise ListenError(f"cannot resolve {host!r} given by --data-parallel-address: {error}") from error
+    for family, kind, protocol, _, address in ways:
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.rpc.listening import is_loopback
 from services.rpc.security import Security
 
 
@@ -125,6 +126,16 @@ class ServeOptions:
     @property
     def head_address(self) -> str:
         return self.data_parallel_address or "127.0.0.1"
+
+    @property
+    def head_bind_address(self) -> str:
+        """Where the head of this node listens."""
+        return self.data_parallel_bind_address or self.head_address
+
+    @property
+    def is_joined_from_elsewhere(self) -> bool:
+        """This node runs the head, and engines and gateways of other nodes reach it."""
+        return self.runs_head and not is_loopback(self.head_bind_address)
 
     @property
     def local_ranks(self) -> tuple[int | None, ...]:
@@ -288,10 +299,15 @@ def _check_head_node(options: ServeOptions) -> None:
         ("--engine-host", options.engine_host),
         ("--engine-advertise-host", options.engine_advertise_host),
     ):
-        if value is not None:
+        if value is not None and options.num_local_ranks == 0:
             raise FlagCombinationError(
-                f"{flag} {value} without --headless: gateways reach the engines of the head's node "
-                f"over Unix sockets; leave {flag} out"
+                f"{flag} {value} with --data-parallel-size-local 0: there are no engines here; leave {flag} out"
+            )
+        if value is not None and not options.is_joined_from_elsewhere:
+            raise FlagCombinationError(
+                f"{flag} {value} without --headless, and the head listens on {options.head_bind_address} only: no "
+                "gateway of another node could learn of these engines, and those of this node reach them over Unix "
+                f"sockets; leave {flag} out, or give --data-parallel-address an address that other nodes reach"
             )
     if options.heartbeat_timeout < 2 * options.heartbeat_interval:
         raise FlagCombinationError(

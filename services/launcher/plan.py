@@ -55,7 +55,7 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
     """`port` is the flag's at first, and the one that was really taken when the head is restarted."""
     arguments = ["head", "--data-parallel-size", str(options.data_parallel_size)]
     arguments += ["--deployment-id", options.deployment_id]
-    arguments += ["--host", options.data_parallel_bind_address or options.head_address, "--port", str(port)]
+    arguments += ["--host", options.head_bind_address, "--port", str(port)]
     arguments += ["--unix-path", str(places.head_socket), "--targets-file", str(places.head_targets_file)]
     arguments += ["--ready-timeout", _number(options.ready_timeout)]
     arguments += ["--heartbeat-interval", _number(options.heartbeat_interval)]
@@ -89,8 +89,8 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
         arguments += ["--headless"]
     if options.runs_head:
         arguments += ["--local"]
-    elif options.engine_advertise_host:
-        arguments += ["--advertise-host", options.engine_advertise_host]
+    if advertised := _advertised_host(options):
+        arguments += ["--advertise-host", advertised]
     arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
     arguments += ["--served-model-name", *places.served_model_names]
     arguments += ["--dtype", options.dtype, "--device", options.device]
@@ -110,6 +110,13 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
     threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
     return ChildSpec(name, (*arguments, *options.security.flags(), *_logging(options)), environment=threads)
+
+
+def _advertised_host(options: ServeOptions) -> str | None:
+    """Where gateways of other nodes reach this node's engines, when that is not the address they listen on."""
+    if options.engine_advertise_host is None and options.engine_host is None and options.is_joined_from_elsewhere:
+        return options.data_parallel_address
+    return options.engine_advertise_host
 
 
 def plan_gateways(options: ServeOptions, places: Places) -> list[ChildSpec]:

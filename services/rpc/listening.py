@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -39,6 +40,15 @@ class TcpAddress:
 
     def with_port(self, port: int) -> str:
         return f"[{self.host}]:{port}" if self.family == socket.AF_INET6 else f"{self.host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what is bound to `host`."""
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"
 
 
 def resolve(host: str, *, flags: str) -> list[TcpAddress]:

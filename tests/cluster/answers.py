@@ -66,7 +66,7 @@ class StreamedAnswer:
             ):
                 if response.status_code != 200:
                     self.error = response.read().decode()
-                for event in _events(response):
+                for event in events(response):
                     self._take(event)
         except httpx.HTTPError as error:
             self.error = repr(error)
@@ -82,7 +82,8 @@ class StreamedAnswer:
             self.started.set()
 
 
-def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
+    """The events of a streamed answer, as they come."""
     for line in response.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))

@@ -26,7 +26,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import grpc
 import psutil
+from muster import v1 as wire
+
+from tests.support.nodes import Node
 
 T = TypeVar("T")
 
@@ -35,15 +39,18 @@ _QUIET = {"GRPC_VERBOSITY": "ERROR", "OMP_NUM_THREADS": "1"}
 
 
 class Cluster:
-    """One launcher and its children. Ports are free ones; the output says which."""
+    """One launcher and its children, on this machine or in `node`. The output says which ports they have."""
 
-    def __init__(self, model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, model: Path, *flags: str, environment: Mapping[str, str] | None = None, node: Node | None = None
+    ) -> None:
+        self._node = node
         self._base = Path(tempfile.mkdtemp(prefix="muster-test-"))
         self._lines: list[str] = []
         self._seen: dict[int, psutil.Process] = {}
         command = [sys.executable, "-m", "services.cli", "serve", str(model), *flags]
         self._process = subprocess.Popen(
-            [*command, "--runtime-dir", str(self._base), "--num-threads", "1"],
+            self._command(*command, "--runtime-dir", str(self._base), "--num-threads", "1"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -157,13 +164,31 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         """What `muster status --json` prints."""
         command = [sys.executable, "-m", "services.cli", "status", "--json", "--head-target", self.head_target]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(self._command(*command), capture_output=True, text=True, timeout=30, check=False)
         assert done.returncode == 0, done.stderr
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
+    def roster(self) -> wire.Roster:
+        """What the head says now, over its Unix socket, which is the same for all nodes. Raises grpc.RpcError."""
+        (socket,) = self._base.glob("muster-*/head.sock")
+        with grpc.insecure_channel(f"unix:{socket}") as channel:
+            stub = wire.RendezvousServiceStub(channel)
+            return stub.GetDeployment(wire.GetDeploymentRequest(), timeout=10).roster
+
+    def state(self, rank: int) -> str:
+        """For example "READY"; "" while there is no head to ask."""
+        try:
+            state = self.roster().ranks[rank].state
+        except grpc.RpcError:
+            return ""
+        return wire.RankState.Name(state).removeprefix("RANK_STATE_")
+
     def survivors(self) -> list[psutil.Process]:
         return self._survivors(10.0)
+
+    def _command(self, *arguments: str) -> list[str]:
+        return list(arguments) if self._node is None else self._node.command(*arguments)
 
     @property
     def _was_stopped(self) -> bool:

@@ -185,6 +185,7 @@ class Hello(_message.Message):
     LOCAL_FIELD_NUMBER: _builtins.int
     HEADLESS_FIELD_NUMBER: _builtins.int
     CONFIGURATION_FIELD_NUMBER: _builtins.int
+    ACCEPTED_BY_FIELD_NUMBER: _builtins.int
     product_version: _builtins.str
     """product_version of the engine's software; a difference is a warning."""
     deployment_id: _builtins.str
@@ -203,12 +204,17 @@ class Hello(_message.Message):
     """pid of the engine process on its host."""
     incarnation: _builtins.int
     """incarnation grows with every restart of this rank: microseconds since the
-    epoch at process start. The greater one wins.
+    epoch at process start.
     """
     local: _builtins.bool
     """local engines were started by the head's own launcher."""
     headless: _builtins.bool
     """headless engines run on a node without gateways."""
+    accepted_by: _builtins.int
+    """accepted_by is the incarnation of the head that accepted this process last;
+    0 when none has. It tells a restarted head that the deployment has served,
+    so that missing ranks are lost ones and no failed start.
+    """
     @_builtins.property
     def protocol(self) -> Global___ProtocolRange:
         """protocol is the range of contract revisions the engine speaks."""
@@ -234,10 +240,11 @@ class Hello(_message.Message):
         local: _builtins.bool = ...,
         headless: _builtins.bool = ...,
         configuration: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        accepted_by: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "data_parallel_size", b"data_parallel_size", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "configuration", b"configuration", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "pid", b"pid", "product_version", b"product_version", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size", "_rank", b"_rank", "accepted_by", b"accepted_by", "configuration", b"configuration", "data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "pid", b"pid", "product_version", b"product_version", "protocol", b"protocol", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__data_parallel_size: _TypeAlias = _typing.Literal["data_parallel_size"]  # noqa: Y015
     _WhichOneofArgType__data_parallel_size: _TypeAlias = _typing.Literal["_data_parallel_size", b"_data_parallel_size"]  # noqa: Y015

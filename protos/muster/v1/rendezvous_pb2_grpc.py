@@ -71,8 +71,15 @@ class RendezvousServiceServicer:
         configuration ends this one stream with a status whose details name the
         field, the head's value, the engine's value and the fix; no other engine
         notices. A broken stream, or no Heartbeat within the deadline, makes the
-        rank LOST at once. A later Hello for the same rank with a greater
-        incarnation takes the rank over and ends the older stream with ABORTED.
+        rank LOST at once.
+
+        One rank, two processes. While the holder of a rank lives, nobody else gets
+        it: UNAVAILABLE with reason RANK_HELD until the holder has been heard since
+        the other one asked, then ALREADY_EXISTS with RANK_TAKEN, which is final. So
+        a restarted engine that comes before its broken stream is noticed gets its
+        rank within the heartbeat deadline, and a second engine that was given the
+        same rank by mistake disturbs nobody. A rank whose step loop hangs is taken
+        over by a greater incarnation; its older stream then ends with ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -198,3 +198,10 @@ def test_which_target() -> None:
     assert choose_target(both, same_host=True, socket_exists=missing) == "10.0.0.1:7"
     assert choose_target(both, same_host=False, socket_exists=exists) == "10.0.0.1:7"
     assert choose_target(both[:1], same_host=False, socket_exists=exists) is None
+
+
+@pytest.mark.parametrize("target", ["127.0.0.1:7", "[::1]:7", "dns:///localhost:7", "localhost:7", "127.8.0.1:7"])
+def test_the_loopback_address_of_another_host_is_no_way_to_it(target: str) -> None:
+    assert choose_target([target], same_host=True) == target
+    assert choose_target([target], same_host=False) is None
+    assert choose_target([target, "[fd00::2]:7"], same_host=False) == "[fd00::2]:7"

@@ -57,10 +57,11 @@ class Member:
             "pid": os.getpid(),
             "incarnation": incarnation,
         }
+        self.hello = wire.Hello(**{**fields, **hello})  # type: ignore[arg-type]
         self.membership = Membership(
             head_target=head_target,
             dialer=Dialer(),
-            hello=wire.Hello(**{**fields, **hello}),  # type: ignore[arg-type]
+            hello=self.hello,
             state=self.state,
             loop_idle_ms=lambda: 0,
             commands=self.commands,
@@ -179,12 +180,55 @@ async def test_a_rejection_is_final_and_names_the_field(head_target: str, hello:
     assert [violation.field for violation in rejected.error.violations] == [field]
 
 
-async def test_a_newer_process_takes_the_rank_over_for_good(head_target: str) -> None:
-    old, new = Member(head_target, incarnation=1, rank=0), Member(head_target, incarnation=2, rank=0, host_id="new")
-    rejection = asyncio.create_task(old.rejection())
-    await rank_reaches(head_target, 0, wire.RANK_STATE_JOINING)
-    async with running(new):
-        assert (await rejection).error.code.name == "ABORTED"
+async def test_a_second_process_of_a_rank_that_lives_leaves_for_good(head_target: str) -> None:
+    first, second = Member(head_target, incarnation=1, rank=0), Member(head_target, incarnation=2, rank=0, pid=77)
+    async with running(first) as task:
+        await rank_reaches(head_target, 0, wire.RANK_STATE_JOINING)
+        rejected = await second.rejection()
+        assert rejected.error.reason == "RANK_TAKEN"
+        assert not task.done()
+        entry = await rank_reaches(head_target, 0, wire.RANK_STATE_JOINING)
+        assert entry.incarnation == 1
+
+
+async def test_a_restarted_process_waits_for_the_lease_of_the_one_that_died(head_target: str) -> None:
+    async with dial(head_target) as channel:
+        dead: Any = wire.RendezvousServiceStub(channel).Register()
+        await dead.write(wire.RegisterRequest(hello=Member(head_target, rank=0).hello))
+        assert (await dead.read()).WhichOneof("frame") == "welcome"
+        # It says nothing more, as one whose node has gone; its lease ends with the heartbeat timeout.
+        async with running(Member(head_target, incarnation=2, rank=0, pid=77)):
+            await rank_entry_when(head_target, 0, lambda entry: entry.incarnation == 2)
+
+
+async def test_a_surplus_engine_waits_quietly_and_takes_the_first_rank_that_is_lost(
+    head_target: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.engine.membership._LONGEST_SPARE_PAUSE_S", 0.05)
+    caplog.set_level(logging.DEBUG, logger="services.engine.membership")
+    first, second = Member(head_target, rank=0), Member(head_target, rank=1, pid=2)
+    spare = Member(head_target, pid=3, head_timeout_s=0.1)
+    async with running(first), running(second) as leaving:
+        for rank in (0, 1):
+            await rank_reaches(head_target, rank, wire.RANK_STATE_JOINING)
+        async with running(spare) as waiting:
+            await eventually(lambda: "still a spare" in caplog.text, "it asks again")
+            (said,) = [record for record in own_records(caplog) if "waiting as a spare" in record.message]
+            assert said.levelno == logging.WARNING
+            assert "start fewer engines, or raise --data-parallel-size" in said.message
+            assert not waiting.done(), "the head is not gone, it has no rank"
+            leaving.cancel()
+            await eventually(lambda: spare.state.now.rank == 1, "the spare takes the lost rank")
+
+
+async def test_a_member_tells_a_new_head_who_accepted_it(head_target: str) -> None:
+    member = Member(head_target)
+    member.serve()
+    async with running(member):
+        await eventually(lambda: member.state.now.accepted, "the head accepts")
+        async with dial(head_target) as channel:
+            answer = await wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest())
+    assert answer.roster.head_incarnation == member.membership._accepted_by != 0
 
 
 async def test_a_member_registers_again_when_the_head_comes_back() -> None:

@@ -100,6 +100,12 @@ class Head:
         roster = await self.until(lambda roster: roster.ranks[rank].state == state)
         return roster.ranks[rank]
 
+    async def until_heard(self, rank: int) -> None:
+        """Everything that the rank's engine has sent was read: it is heard as of now."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.control.roster.ranks[rank].heard_s < self.clock():
+                await asyncio.sleep(0.002)
+
     def pass_time(self, seconds: float) -> None:
         """Moves the clock as a head that is awake sees it: in small steps with a tick in each."""
         for _ in range(round(seconds)):

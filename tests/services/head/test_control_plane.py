@@ -9,9 +9,10 @@ import pytest
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane, Timing
+from services.head.roster import RankState
 from services.head.startup import Outcome
 from tests.services.head.factories import hello, rules
-from tests.services.head.harness import running_head
+from tests.services.head.harness import HEAD_INCARNATION, running_head
 from tests.support.clock import ManualClock
 from tests.support.own_records import own_records
 
@@ -64,7 +65,7 @@ async def test_progress_lines_and_state_changes_are_logged(caplog: pytest.LogCap
     changes = [record for record in caplog.records if "rank 1 on node7 (pid 100): " in record.message]
     assert [(record.levelno, record.message.split(": ", 1)[1]) for record in changes] == [
         (logging.INFO, "missing -> joining: registered"),
-        (logging.WARNING, "joining -> lost: its stream ended without Goodbye"),
+        (logging.WARNING, "joining -> lost: its stream ended without Goodbye; it was warming up"),
     ]
 
 
@@ -91,6 +92,38 @@ async def test_after_all_were_ready_a_lost_rank_does_not_end_the_head() -> None:
         error = await late.rejection()
         assert (error.code, error.reason) == (grpc.StatusCode.DEADLINE_EXCEEDED, "LEASE_EXPIRED")
         assert "not ready in time" in error.message
+
+
+async def test_a_head_that_engines_come_back_to_does_not_end_over_a_rank_that_was_lost_before() -> None:
+    async with running_head(rules(data_parallel_size=2), Timing(ready_timeout_s=20.0)) as head:
+        engine = head.engine()
+        await engine.serve(data_parallel_size=2, accepted_by=HEAD_INCARNATION - 1)
+        answer = await head.rendezvous.GetDeployment(wire.GetDeploymentRequest())
+        assert not answer.HasField("ready_deadline")
+        for _ in range(4):
+            head.pass_time(9.0)
+            await engine.send(heartbeat=wire.Heartbeat())
+            await head.until_heard(0)
+        assert head.control.tick() is Outcome.DONE
+        assert head.control.roster.ranks[0].state is RankState.READY
+
+
+async def test_an_engine_that_this_head_accepted_before_says_nothing_about_the_start() -> None:
+    async with running_head(rules(data_parallel_size=2), Timing(ready_timeout_s=5.0)) as head:
+        await head.engine().serve(data_parallel_size=2, accepted_by=HEAD_INCARNATION)
+        head.pass_time(6.0)
+        assert head.control.tick() is Outcome.EXPIRED
+
+
+async def test_an_engine_that_is_turned_away_again_and_again_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="services.head")
+    async with running_head(rules(data_parallel_size=1)) as head:
+        await head.engine().serve(data_parallel_size=1)
+        for _ in range(3):
+            surplus = head.engine()
+            await surplus.send(hello=hello(rank=None, data_parallel_size=1, pid=7))
+            assert (await surplus.rejection()).reason == "NO_FREE_RANK"
+    assert len([record for record in own_records(caplog) if "turned away" in record.message]) == 1
 
 
 def test_load_snapshots_of_many_ranks_are_shared_for_a_moment_but_never_sent_twice() -> None:

@@ -87,17 +87,10 @@ REJECTED_HELLOS: list[tuple[dict[str, Any], grpc.StatusCode, str, str, tuple[str
     ({"rank": 3}, Code.INVALID_ARGUMENT, "RANK_OUT_OF_RANGE", "rank", ("ranks 0 to 2", "rank 3")),
     (
         {"rank": 0, "pid": 5},
-        Code.ALREADY_EXISTS,
-        "RANK_TAKEN",
+        Code.UNAVAILABLE,
+        "RANK_HELD",
         "rank",
-        ("node1 (pid 100)", "(pid 5), not newer"),
-    ),
-    (
-        {"rank": 0, "pid": 5, "incarnation": 9},
-        Code.ALREADY_EXISTS,
-        "RANK_TAKEN",
-        "rank",
-        ("rank 0 ready on node1",),
+        ("rank 0 ready on node1 (pid 100)", "(pid 5)", "free within 10 s"),
     ),
 ]
 
@@ -288,10 +281,30 @@ async def test_draining_shows_in_the_roster() -> None:
         await head.until_state(0, wire.RANK_STATE_DRAINING)
 
 
-async def test_a_newer_incarnation_takes_over_and_the_older_stream_is_aborted() -> None:
+async def test_a_second_process_is_told_to_wait_and_then_that_the_first_one_lives() -> None:
+    async with running_head() as head:
+        holder = head.engine()
+        await holder.serve()
+        asking = head.engine()
+        await asking.send(hello=hello(pid=101, incarnation=11))
+        error = await asking.rejection()
+        assert (error.code, error.reason, error.retry_after_s) == (Code.UNAVAILABLE, "RANK_HELD", 1.0)
+        head.clock.advance(1.0)
+        await assert_alive(head, holder, rank=0)
+        again = head.engine()
+        await again.send(hello=hello(pid=101, incarnation=11))
+        error = await again.rejection()
+        assert (error.code, error.reason) == (Code.ALREADY_EXISTS, "RANK_TAKEN")
+        assert "rank 0 ready on node1 (pid 100)" in error.message
+        await assert_alive(head, holder, rank=0)
+
+
+async def test_a_hung_rank_is_taken_over_and_its_older_stream_is_aborted() -> None:
     async with running_head() as head:
         old, new = head.engine(), head.engine()
         await old.serve()
+        await old.send(heartbeat=wire.Heartbeat(loop_idle_ms=11_000))
+        await head.until_state(0, wire.RANK_STATE_LOST)
         await new.serve(incarnation=11, pid=101)
         error = await old.rejection()
         assert (error.code, error.reason) == (Code.ABORTED, "RANK_TAKEN_OVER")

@@ -128,7 +128,8 @@ def test_a_joining_rank_is_lost_when_it_is_silent_or_not_ready_in_time() -> None
     scene.beat(slow)
     scene.roster.expire(60.5)
     assert scene.states() == [RankState.LOST, RankState.LOST]
-    assert "not ready in time; it was starting" in scene.roster.ranks[0].reason
+    assert scene.roster.ranks[0].reason == "not ready in time; it was starting"
+    assert scene.roster.ranks[1].reason == "no heartbeat for 11.0 s; it was starting"
 
 
 def test_a_hung_step_loop_makes_the_rank_lost_until_it_turns_again() -> None:
@@ -174,9 +175,10 @@ def test_a_hung_rank_keeps_its_lease_over_a_head_that_stood_still() -> None:
     assert scene.roster.holds(hung)
 
 
-def test_a_newer_incarnation_takes_the_rank_over() -> None:
+def test_a_greater_incarnation_takes_over_a_rank_that_hangs() -> None:
     scene = Scene()
     old = scene.serve(0, incarnation=10)
+    scene.beat(old, loop_idle_s=11.0)
     joined = scene.join(0, incarnation=11, pid=101)
     assert joined.superseded == old
     assert scene.states()[0] is RankState.JOINING
@@ -187,18 +189,63 @@ def test_a_newer_incarnation_takes_the_rank_over() -> None:
     assert scene.roster.holds(joined.lease)
 
 
-@pytest.mark.parametrize("incarnation", [10, 9])
-def test_a_live_rank_is_not_given_to_another_process(incarnation: int) -> None:
+def claim(scene: Scene, rank: int | None = 0, **changes: object) -> Rejection:
+    """Another process asks for a held rank."""
+    before = list(scene.roster.ranks)
+    with pytest.raises(Rejection) as caught:
+        scene.join(rank, **{"pid": 999, "host": "node2", "host_id": "h2", **changes})
+    assert list(scene.roster.ranks) == before
+    return caught.value
+
+
+@pytest.mark.parametrize("incarnation", [9, 10, 11])
+def test_a_holder_that_is_heard_keeps_its_rank_whoever_asks(incarnation: int) -> None:
     scene = Scene()
     lease = scene.serve(0, incarnation=10)
-    before = scene.roster.ranks
-    with pytest.raises(Rejection) as caught:
-        scene.join(0, incarnation=incarnation, pid=999, host="node2")
-    assert caught.value.fault is Fault.TAKEN
-    assert "node1 (pid 100)" in str(caught.value)
-    assert "node2 (pid 999)" in str(caught.value)
-    assert scene.roster.ranks == before
+    first = claim(scene, incarnation=incarnation)
+    assert (first.fault, first.reason) == (Fault.HELD, "RANK_HELD")
+    assert "free within 10 s" in str(first)
+    scene.now_s = 1.0
+    scene.beat(lease)
+    second = claim(scene, incarnation=incarnation)
+    assert (second.fault, second.reason) == (Fault.TAKEN, "RANK_TAKEN")
+    assert "node1 (pid 100)" in str(second)
+    assert "node2 (pid 999)" in str(second)
+    assert claim(scene, pid=998).fault is Fault.HELD, "every process asks for itself"
     assert scene.roster.holds(lease)
+
+
+def test_a_holder_that_is_not_heard_any_more_loses_its_rank_to_who_asked() -> None:
+    scene = Scene()
+    scene.serve(0)
+    for now_s in (1.0, 5.0, 9.9):
+        scene.now_s = now_s
+        assert claim(scene).fault is Fault.HELD
+    scene.roster.expire(10.1)
+    assert scene.join(0, pid=999, host="node2", host_id="h2").superseded is None
+
+
+def test_a_head_that_stood_still_does_not_take_silence_for_life() -> None:
+    scene = Scene()
+    scene.serve(0)
+    assert claim(scene).fault is Fault.HELD
+    scene.now_s = 20.0
+    scene.roster.excuse_silence(20.0)
+    assert claim(scene).fault is Fault.HELD
+
+
+def test_claims_end_with_the_lease_and_are_bounded() -> None:
+    scene = Scene()
+    lease = scene.serve(0)
+    for pid in range(1000, 1200):
+        assert claim(scene, pid=pid).fault is Fault.HELD
+    scene.now_s = 1.0
+    scene.beat(lease)
+    assert claim(scene, pid=1199).fault is Fault.TAKEN
+    assert claim(scene, pid=1000).fault is Fault.HELD, "the oldest are forgotten"
+    scene.roster.lose(lease, "the stream broke", now_s=1.0)
+    scene.serve(0, pid=5)
+    assert claim(scene, pid=1199).fault is Fault.HELD, "of the new holder nothing is known"
 
 
 def test_the_same_process_may_redial_before_its_broken_stream_is_noticed() -> None:

@@ -44,11 +44,12 @@ class Walk:
             pid=self.random.randrange(3),
         )
         free = [rank for rank in range(SIZE) if rank not in self.holders]
+        may_keep = self._may_keep(rank, engine)
         try:
             joined = self.roster.join(engine, ready_deadline_s=self.now_s + 30.0, now_s=self.now_s)
         except Rejection:
             is_wrong = engine.data_parallel_size != SIZE or rank == SIZE
-            assert is_wrong or (rank is None and not free) or self._may_keep(rank, engine)
+            assert is_wrong or (rank is None and not free) or may_keep
             return set()
         held = joined.lease.rank
         assert rank in (None, held)
@@ -56,7 +57,7 @@ class Walk:
         assert joined.superseded == (previous[0] if previous else None)
         if previous is not None:
             assert rank is not None, "any rank never takes a live rank"
-            assert not self._may_keep(rank, engine)
+            assert not may_keep
             self.ended.append(previous[0])
         self.holders[held] = joined.lease, engine
         self.heard_s[held] = self.now_s
@@ -66,7 +67,10 @@ class Walk:
         if rank is None or rank not in self.holders:
             return False
         holder = self.holders[rank][1]
-        return engine.incarnation <= holder.incarnation and not engine.is_same_process(holder)
+        replaces_a_hung_one = (
+            self.roster.ranks[rank].state is RankState.LOST and engine.incarnation > holder.incarnation
+        )
+        return not replaces_a_hung_one and not engine.is_same_process(holder)
 
     def speak(self) -> set[int]:
         if not self.holders:

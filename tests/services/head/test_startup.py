@@ -47,7 +47,7 @@ def test_the_deadline_names_the_culprits() -> None:
     assert poll.outcome is Outcome.EXPIRED
     assert poll.line is not None
     assert "not all ranks were ready within 60 s" in poll.line
-    assert "rank 1 lost on node7 (the stream broke)" in poll.line
+    assert "rank 1 lost on node7 (the stream broke; it was starting)" in poll.line
     assert "rank 0 missing, expected from any node (no engine has registered)" in poll.line
 
 

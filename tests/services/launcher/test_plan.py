@@ -130,6 +130,18 @@ def test_the_head_binds_its_own_address_when_one_is_given() -> None:
     assert parsed(plan.plan_head(options, PLACES, port=1), flag_table.HEAD)["host"] == "0.0.0.0"
 
 
+def test_engines_of_the_heads_node_are_told_apart_by_who_may_reach_them() -> None:
+    def advertised(flags: str) -> object:
+        engine = plan.plan_engines(serve_options(flags), PLACES)[0]
+        return parsed(engine, flag_table.ENGINE)["advertise_host"]
+
+    assert advertised("-dp 2") is None
+    assert advertised("-dp 2 -dpl 1 -dpa 10.0.0.1") == "10.0.0.1"
+    assert advertised("-dp 2 -dpl 1 -dpa 10.0.0.1 --data-parallel-bind-address 0.0.0.0") == "10.0.0.1"
+    assert advertised("-dp 2 -dpl 1 -dpa 10.0.0.1 --engine-host 10.0.0.7") is None
+    assert advertised("-dp 2 -dpl 1 -dpa 10.0.0.1 --engine-advertise-host n1") == "n1"
+
+
 def test_gateways_inherit_sockets_and_keep_keys_off_the_command_line() -> None:
     options = serve_options("--api-server-count 2 --api-key secret-a secret-b --request-timeout 5m")
     gateways = plan.plan_gateways(options, PLACES)

@@ -1,0 +1,178 @@
+"""Three machines, each a network namespace: what happens to a deployment when one of them goes, in every way.
+
+One deployment for all tests of this file, in the order of the file: a head with one rank, and two headless nodes with
+one each. Sixteen clients ask without a pause, from the head's node; not one of their answers may fail or differ.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cluster.answers import completion_body
+from tests.cluster.load import NUM_CLIENTS, SustainedLoad, undisturbed_texts
+from tests.support.cluster import Cluster
+from tests.support.nodes import Node, Nodes
+
+pytestmark = pytest.mark.cluster
+
+MODEL_FLAGS = ("--dtype", "float32", "--max-model-len", "1024", "--num-blocks", "512")
+# Short, so that a test need not wait long for a silence to be noticed, and long enough for two busy cores.
+HEARTBEATS = ("--heartbeat-interval", "500ms", "--heartbeat-timeout", "3s")
+
+
+class Trio:
+    """The head's node with rank 0, `left` with rank 1 and `right` with rank 2."""
+
+    def __init__(self, model: Path, nodes: Nodes, running: ExitStack) -> None:
+        self._model = model
+        self._running = running
+        self.nodes = nodes
+        address = nodes["head"].address
+        self._join = ("-dp", "3", "-dpl", "1", "--data-parallel-address", address, *MODEL_FLAGS)
+        self.head = self._start("head", *self._join, "--host", address, *HEARTBEATS)
+        self.left = self.start_left()
+        self.right = self._start("right", *self._join, "--headless", "-dpr", "2")
+        self.head.wait_until_ready()
+        self.url = self.head.url
+        self._enter = nodes["head"].enter
+        self._texts = undisturbed_texts(self.url, self._enter)
+
+    def start_left(self) -> Cluster:
+        self.left = self._start("left", *self._join, "--headless", "-dpr", "1")
+        return self.left
+
+    def load(self) -> SustainedLoad:
+        return SustainedLoad(self.url, enter=self._enter, expected=self._texts)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.nodes["head"].call(lambda: httpx.get(f"{self.url}{path}", timeout=30))
+
+    def num_continued(self, rank: int) -> float:
+        """Answers that a loss of this rank interrupted and another rank went on with."""
+        for line in self.get("/metrics").text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name.startswith("muster:request_continued_total{") and f'rank="{rank}"' in name:
+                return float(value)
+        return 0.0
+
+    def wait_for_state(self, rank: int, state: str) -> None:
+        self.head.wait_for(lambda: self.head.state(rank) == state, f"rank {rank} {state}")
+
+    def _start(self, name: str, *flags: str) -> Cluster:
+        return self._running.enter_context(Cluster(self._model, *flags, node=self.nodes[name]))
+
+
+@pytest.fixture(scope="module")
+def trio(tiny_model: Path, need_nodes: None) -> Iterator[Trio]:
+    with Nodes("head", "left", "right") as nodes, ExitStack() as running:
+        yield Trio(tiny_model, nodes, running)
+
+
+def _cut(trio: Trio, node: Node) -> None:
+    node.cut()
+
+
+def _silence(trio: Trio, node: Node) -> None:
+    node.silence()
+
+
+def _freeze(trio: Trio, node: Node) -> None:
+    node.send(signal.SIGSTOP)
+
+
+def _mend(trio: Trio, node: Node) -> None:
+    node.mend()
+
+
+def _thaw(trio: Trio, node: Node) -> None:
+    node.send(signal.SIGCONT)
+
+
+def _kill(trio: Trio, node: Node) -> None:
+    node.send(signal.SIGKILL)
+
+
+def _start_again(trio: Trio, node: Node) -> None:
+    assert trio.left.survivors() == []
+    trio.start_left()
+
+
+Act = Callable[[Trio, Node], None]
+
+
+@pytest.mark.parametrize(
+    ("happen", "undo"),
+    [(_cut, _mend), (_silence, _mend), (_freeze, _thaw), (_kill, _start_again)],
+    ids=["cable pulled", "frames dropped in silence", "frozen", "killed"],
+)
+def test_a_node_that_goes_takes_no_answer_with_it_and_comes_back(trio: Trio, happen: Act, undo: Act) -> None:
+    continued = trio.num_continued(rank=1)
+    with trio.load() as load:
+        happen(trio, trio.nodes["left"])
+        trio.wait_for_state(1, "LOST")
+        load.wait_for_answers(NUM_CLIENTS)
+        undo(trio, trio.nodes["left"])
+        trio.wait_for_state(1, "READY")
+        load.wait_for_answers(NUM_CLIENTS)
+    assert load.problems == []
+    assert trio.num_continued(rank=1) > continued, "nothing ran on the node that went"
+
+
+def test_a_slow_and_lossy_way_to_a_node_costs_time_and_no_answer(trio: Trio) -> None:
+    with trio.load() as load:
+        trio.nodes["left"].worsen(delay_ms=40, jitter_ms=10, loss_percent=2)
+        load.wait_for_answers(3 * NUM_CLIENTS)
+        trio.nodes["left"].mend()
+        load.wait_for_answers(NUM_CLIENTS)
+    assert load.problems == []
+    trio.wait_for_state(1, "READY")
+
+
+def test_a_killed_head_fails_no_answer_and_its_successor_knows_everybody(trio: Trio) -> None:
+    incarnation = trio.head.roster().head_incarnation
+    with trio.load() as load:
+        (process,) = trio.head.children("head")
+        process.kill()
+        load.wait_for_answers(NUM_CLIENTS)
+        for rank in range(3):
+            trio.wait_for_state(rank, "READY")
+        load.wait_for_answers(NUM_CLIENTS)
+    assert load.problems == []
+    assert trio.head.roster().head_incarnation != incarnation
+
+
+def test_a_gateway_of_another_node_serves_the_ranks_of_all_nodes(trio: Trio) -> None:
+    """Also those of the head's node, whose own gateways reach them over Unix sockets."""
+    right, url = trio.nodes["right"], f"http://{trio.nodes['right'].address}:8000"
+    command = [sys.executable, "-m", "services.cli", "gateway", "--host", right.address, "--name", "far"]
+    command += ["--head-target", f"{trio.nodes['head'].address}:29550"]
+    gateway = subprocess.Popen(right.command(*command))
+    try:
+        trio.head.wait_for(lambda: right.call(lambda: _is_ready(url)), "a gateway that is ready")
+        for rank in range(3):
+            body, headers = completion_body(num_tokens=4), {"X-data-parallel-rank": str(rank)}
+            answer = right.call(lambda b=body, h=headers: httpx.post(f"{url}/v1/completions", json=b, headers=h, timeout=30))  # type: ignore[misc]  # fmt: skip
+            assert answer.status_code == 200, answer.text
+        assert "far" in [entry.name for entry in trio.head.roster().gateways]
+    finally:
+        gateway.terminate()
+        assert gateway.wait(30) == 0
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_everybody_stops_in_order(trio: Trio) -> None:
+    assert [trio.left.stop(), trio.right.stop(), trio.head.stop()] == [0, 0, 0]
