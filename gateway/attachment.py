@@ -34,10 +34,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class EngineLost:
-    """The rank's stream broke; nothing more comes for this submission, and what came is good."""
+    """The rank's stream broke; nothing more comes for this submission, and what came is good.
+
+    `num_suspects` requests that had lost a rank before were on the stream, and `heard` tells whether anything came on
+    it after this submission.
+    """
 
     rank: int
     message: str
+    num_suspects: int = 0
+    heard: bool = False
 
 
 class ProtocolViolation(Exception):
@@ -48,13 +54,16 @@ class Ticket:
     """One submitted choice: what came for it and was not taken yet.
 
     Deltas that nobody takes merge, so a slow reader costs its own context's tokens and no more. `news` is shared by
-    the tickets of one request: however many of its choices move in a step, its reader wakes once.
+    the tickets of one request: however many of its choices move in a step, its reader wakes once. A `suspect` is of a
+    request that has lost a rank before.
     """
 
-    __slots__ = ("end", "logprobs", "news", "prompt", "token_ids")
+    __slots__ = ("after_frame", "end", "logprobs", "news", "prompt", "suspect", "token_ids")
 
-    def __init__(self, news: ChangeSignal) -> None:
+    def __init__(self, news: ChangeSignal, *, suspect: bool = False) -> None:
         self.news = news
+        self.suspect = suspect
+        self.after_frame = 0
         self.prompt: PromptReport | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -80,6 +89,7 @@ class Attachment:
         self._abandoned: set[int] = set()
         self._free: list[int] = []
         self._num_handles = 0
+        self._num_frames = 0
 
     def __len__(self) -> int:
         """Handles in use."""
@@ -93,6 +103,7 @@ class Attachment:
             self._num_handles += 1
             handle = self._num_handles
         self._tickets[handle] = ticket
+        ticket.after_frame = self._num_frames
         return handle
 
     def abandon(self, handle: int, ticket: Ticket) -> bool:
@@ -105,6 +116,7 @@ class Attachment:
 
     def apply(self, outputs: wire.StepOutputs) -> None:
         """Hands one engine step out and wakes each request once. Raises ProtocolViolation."""
+        self._num_frames += 1
         moved = [*self._add_started(outputs), *self._add_tokens(outputs)]
         for finished in outputs.finished:
             stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
@@ -121,8 +133,10 @@ class Attachment:
         self._abandoned.clear()
         self._free.clear()
         self._num_handles = 0
+        num_suspects = len({id(ticket.news) for ticket in tickets.values() if ticket.suspect})
         for ticket in tickets.values():
-            ticket.end = EngineLost(self.rank, message)
+            heard = self._num_frames > ticket.after_frame
+            ticket.end = EngineLost(self.rank, message, num_suspects, heard)
             ticket.news.notify()
 
     def _add_started(self, outputs: wire.StepOutputs) -> list[Ticket]:

@@ -34,9 +34,19 @@ class EngineLink:
     """
 
     def __init__(
-        self, *, rank: int, incarnation: int, target: str, gateway: str, dial: Dial, changed: ChangeSignal
+        self,
+        *,
+        rank: int,
+        incarnation: int,
+        target: str,
+        gateway: str,
+        dial: Dial,
+        changed: ChangeSignal,
+        node: str = "",
     ) -> None:
+        """`node` is equal for ranks that go down together when their node does."""
         self.rank = rank
+        self.node = node
         self.incarnation = incarnation
         self.target = target
         self._gateway = gateway

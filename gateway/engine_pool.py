@@ -106,6 +106,7 @@ class EnginePool:
             gateway=self._gateway,
             dial=self._dial,
             changed=self._changed,
+            node=rank.host_id,
         )
         self._links[rank.rank] = link
         task = link.open()

@@ -18,6 +18,7 @@ from gateway.errors import GatewayError, Overloaded, RequestTimeout
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Place, Placer
+from gateway.probation import Probation
 from gateway.request_limits import check_request
 from gateway.running_request import RunningRequest
 from gateway.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ class GenerationLimits:
     max_queued: int = 2048
     # With every rank lost a request waits so long for one to come back.
     rank_wait_s: float = 30.0
-    # A request that outlived so many ranks is the likely cause of their deaths.
+    # A request that outlived so many ranks is the likely cause of their deaths, see gateway.losses; 1 continues none.
     max_losses: int = 2
 
 
@@ -56,6 +57,7 @@ class Generator:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._probation = Probation(limits.rank_wait_s)
         self._num_queued = 0
         self._num_open = 0
 
@@ -80,12 +82,16 @@ class Generator:
         deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
         self._count(1, queued=1)
         queued, ended = True, False
+        turn = self._probation.turn()
         try:
             while not running.finished:
                 if running.homeless:
+                    if running.losses.on_probation:
+                        await turn.take(running.num_generated)
                     running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
                 seen = running.news.version
                 events = running.collect()
+                turn.survived(running.num_generated)
                 if queued and running.reported:
                     queued = False
                     self._count(0, queued=-1)
@@ -95,12 +101,15 @@ class Generator:
                     await self._wait(running, deadline_s)
             meter.finished(running.rank, running.finish_reasons, running.usage())
             ended = True
+            _log_end(request, running, ", ".join(running.finish_reasons))
             yield running.usage()
         except GatewayError as error:
             ended = True
             meter.failed(error.code or error.type)
+            _log_end(request, running, f"failed: {error.message}")
             raise
         finally:
+            turn.give_back()
             running.close()
             self._count(-1, queued=-1 if queued else 0)
             if not ended:
@@ -122,6 +131,7 @@ class Generator:
             meter=self._metrics.meter(),
             serves=self._cluster.serves,
             max_losses=self._limits.max_losses,
+            clock=self._clock,
         )
 
     async def _place(self, running: RunningRequest, request: GenerationRequest, deadline_s: float | None) -> Place:
@@ -136,11 +146,15 @@ class Generator:
         while True:
             try:
                 return await self._placer.place(
-                    placement, refused_by=running.refused_by, full=running.full, deadline_s=deadline_s
+                    placement,
+                    refused_by=running.refused_by,
+                    full=running.full,
+                    lost_nodes=running.lost_nodes,
+                    deadline_s=deadline_s,
                 )
             except Overloaded as full:
                 # A client cannot repeat an answer that has begun; a new one it can.
-                if not running.losses or self._clock() >= give_up_s:
+                if not running.losses.count or self._clock() >= give_up_s:
                     raise
                 await asyncio.sleep(min(full.retry_after_s or 1.0, 1.0))
                 running.refused_by.clear()
@@ -172,3 +186,24 @@ class Generator:
             running.rank,
             running.num_generated,
         )
+
+
+def _log_end(request: GenerationRequest, running: RunningRequest, end: str) -> None:
+    """One line per request that ended, for whoever looks for a slow one or a bad rank."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    usage, meter = running.usage(), running.meter
+    first_s = meter.first_token_s
+    logger.debug(
+        "request %s on rank %d: %d prompt tokens (%d cached), %d generated, first token after %s, %.3f s in all, "
+        "%d losses, %s",
+        request.request_id,
+        running.rank,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        "-" if first_s is None else f"{first_s:.3f} s",
+        meter.elapsed_s,
+        running.losses.count,
+        end,
+    )

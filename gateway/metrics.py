@@ -117,6 +117,7 @@ class RequestMeter:
         self._clock = clock
         self._arrived_s = clock()
         self._last_token_s: dict[int, float] = {}
+        self.first_token_s: float | None = None  # after the arrival
         self._rank = -1
         self._inter_token = metrics.inter_token_latency
 
@@ -129,8 +130,14 @@ class RequestMeter:
                 self._rank, self._inter_token = rank, self._metrics.inter_token_latency.labels(rank)
             self._inter_token.observe((now_s - last_s) / num_tokens)
         elif not self._last_token_s:
-            self._metrics.time_to_first_token.labels(rank).observe(now_s - self._arrived_s)
+            self.first_token_s = now_s - self._arrived_s
+            self._metrics.time_to_first_token.labels(rank).observe(self.first_token_s)
         self._last_token_s[choice] = now_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the arrival."""
+        return self._clock() - self._arrived_s
 
     def continued(self, rank: int) -> None:
         """The request's rank was lost and it goes on elsewhere."""

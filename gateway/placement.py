@@ -49,14 +49,18 @@ class Placer:
         *,
         refused_by: AbstractSet[tuple[int, int]] = frozenset(),
         full: Overloaded | None = None,
+        lost_nodes: AbstractSet[str] = frozenset(),
         deadline_s: float | None = None,
     ) -> Place:
-        """A place for the request. `refused_by` are (rank, incarnation) that would not take it, and `full` is what they
-        said when their queues were full. Waits up to the limit for a rank; raises NoBackend, Overloaded or, when
-        `deadline_s` on the clock comes first, RequestTimeout."""
+        """A place for the request.
+
+        `refused_by` are (rank, incarnation) that would not take it, and `full` is what they said when their queues were
+        full. Ranks on `lost_nodes` are taken when there are no others. Waits up to the limit for a rank; raises
+        NoBackend, Overloaded or, when `deadline_s` on the clock comes first, RequestTimeout.
+        """
         give_up_s = self._clock() + self._wait_s
         while True:
-            place = self._try(placement, refused_by)
+            place = self._try(placement, refused_by, lost_nodes)
             if place is not None:
                 return place
             if full is not None:
@@ -69,7 +73,9 @@ class Placer:
             limit_s = give_up_s if deadline_s is None else min(give_up_s, deadline_s)
             await self._changed.wait(limit_s - now_s)
 
-    def _try(self, placement: Placement, refused_by: AbstractSet[tuple[int, int]]) -> Place | None:
+    def _try(
+        self, placement: Placement, refused_by: AbstractSet[tuple[int, int]], lost_nodes: AbstractSet[str]
+    ) -> Place | None:
         links = {}
         candidates = []
         for candidate in self._cluster.candidates():
@@ -77,6 +83,9 @@ class Placer:
             if link is not None and (link.rank, link.incarnation) not in refused_by:
                 links[candidate.rank] = link
                 candidates.append(candidate)
+        elsewhere = [candidate for candidate in candidates if links[candidate.rank].node not in lost_nodes]
+        if placement.rank is None and elsewhere:
+            candidates = elsewhere
         lease = self._balancer.acquire(placement, candidates)
         return None if lease is None else Place(links[lease.rank], lease)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from gateway.generation_request import (
     GenerationUsage,
     PromptReport,
 )
+from gateway.losses import LossRecord, Verdict
 from gateway.metrics import RequestMeter
 from gateway.placement import Place
 from gateway.wire_convert import from_request
@@ -62,12 +64,14 @@ class RunningRequest:
         meter: RequestMeter,
         serves: Callable[[int], bool],
         max_losses: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.news = ChangeSignal()
         self.homeless = list(choices)
         self.refused_by: set[tuple[int, int]] = set()
         self.full: Overloaded | None = None
-        self.losses = 0
+        self.losses = LossRecord(max_losses)
+        self.lost_nodes: set[str] = set()
         self.rank = -1
         self._request = request
         self._choices = choices
@@ -76,7 +80,7 @@ class RunningRequest:
         self._engine_request_id = engine_request_id
         self.meter = meter
         self._serves = serves
-        self._max_losses = max_losses
+        self._clock = clock
         self._num_submitted = 0
         self._submissions: dict[int, _Submission] = {}
         self._report: PromptReport | None = None
@@ -114,7 +118,7 @@ class RunningRequest:
         home = _Home(place, len(homeless))
         self.rank = place.link.rank
         for choice in homeless:
-            ticket = Ticket(self.news)
+            ticket = Ticket(self.news, suspect=self.losses.count > 0)
             handle = place.link.submit(
                 ticket, self._wire_request(choice), timeout_s=timeout_s, traceparent=self._request.traceparent
             )
@@ -124,6 +128,7 @@ class RunningRequest:
         """What can be told now. Raises the GatewayError that ends the request."""
         events: list[GenerationEvent] = []
         lost: EngineLost | None = None
+        lost_node = ""
         for index, submission in list(self._submissions.items()):
             ticket = submission.ticket
             end = ticket.end
@@ -131,7 +136,8 @@ class RunningRequest:
             if end is None and not ticket.token_ids:
                 continue
             choice = self._choices[index]
-            if isinstance(end, Finished) and self._gave_up(end, submission):
+            gave_up = isinstance(end, Finished) and self._gave_up(end, submission)
+            if gave_up:
                 end = EngineLost(submission.home.place.link.rank, "the engine gave the request up")
             self._advance(choice, ticket, end if isinstance(end, Finished) else None, events)
             if choice.finish_reason is not None:
@@ -142,9 +148,12 @@ class RunningRequest:
             elif isinstance(end, EngineLost):
                 self._leave(index)
                 self.homeless.append(choice)
-                lost = end
+                if gave_up:
+                    self.meter.continued(end.rank)  # on purpose, and not because of what was asked
+                else:
+                    lost, lost_node = end, submission.home.place.link.node
         if lost is not None:
-            self._lost(lost)
+            self._lost(lost, lost_node)
         return self._release(events)
 
     def close(self) -> None:
@@ -190,15 +199,16 @@ class RunningRequest:
         """A draining rank that ran out of time aborts what it has; that is no end of the request."""
         return end.reason is FinishReason.ABORT and not self._serves(submission.home.place.link.rank)
 
-    def _lost(self, lost: EngineLost) -> None:
-        self.losses += 1
+    def _lost(self, lost: EngineLost, node: str) -> None:
+        verdict = self.losses.add(self._clock(), node=node, num_suspects=lost.num_suspects, heard=lost.heard)
+        self.lost_nodes.add(node)
         if self._request.rank is not None:
             raise EngineFailed(
                 f"Rank {lost.rank}, which the request asks for, was lost while it ran. Try again, or name no rank.",
                 deterministic=False,
             )
-        if self.losses >= self._max_losses:
-            raise EngineFailed(f"The request lost its rank {self.losses} times, last: {lost.message}.")
+        if verdict is Verdict.FAIL:
+            raise EngineFailed(f"The request lost its rank {times(self.losses.count)}, last: {lost.message}.")
         self.meter.continued(lost.rank)
 
     def _refused(self, choice: Choice, failed: Failed, link: EngineLink) -> None:
@@ -222,6 +232,10 @@ class RunningRequest:
             with_prompt_logprobs=choice.index == 0 and self._report is None,
             defaults=self._model.default_sampling,
         )
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _to_error(failed: Failed, rank: int, constraint: Constraint | None) -> GatewayError:

@@ -154,6 +154,20 @@ HEAD_TIMEOUT = Flag(
     "--head-timeout", OPERATION, "Time without a head after which engines end instead of serving on; 0 is never.",
     values.seconds, metavar="SECONDS", shown_default="5m on a --headless node, never elsewhere",
 )  # fmt: skip
+MAX_EARLY_DEATHS = Flag(
+    "--max-early-deaths", OPERATION,
+    "Deaths in a row, each before 10 s of serving, after which a process is not started again; 0 never gives up.",
+    values.whole_number(0), 5, metavar="N", unit="deaths",
+)  # fmt: skip
+ON_GIVEN_UP = Flag(
+    "--on-given-up", OPERATION, "When an engine or gateway is given up: serve on with the others, or stop the node.",
+    values.one_of("serve", "stop"), "serve", metavar="ACTION",
+)  # fmt: skip
+MAX_RANK_LOSSES = Flag(
+    "--max-rank-losses", OPERATION,
+    "Ranks that may be lost under a request before it is failed as the cause; 1 continues none on another rank.",
+    values.whole_number(1), 2, metavar="N", unit="ranks",
+)  # fmt: skip
 RUNTIME_DIR = Flag(
     "--runtime-dir", OPERATION, "Where a private directory for sockets is made.", values.path, metavar="DIRECTORY",
     shown_default="$XDG_RUNTIME_DIR, else the temporary directory",
@@ -230,7 +244,8 @@ SERVE = (
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS,
-    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, RUNTIME_DIR, *DOORS,
+    SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, MAX_EARLY_DEATHS,
+    ON_GIVEN_UP, MAX_RANK_LOSSES, RUNTIME_DIR, *DOORS,
     LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 HEAD = (
@@ -248,7 +263,7 @@ ENGINE = (
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
-    SHUTDOWN_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
 CLIENT_KEY = Flag("--api-key", CONNECTION, "Key to send.", values.text, metavar="KEY", secret=True)
@@ -278,13 +293,22 @@ DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finis
 RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank to be ready.", values.positive_seconds,
                       metavar="SECONDS", shown_default="the head's")  # fmt: skip
 
+# Of commands that ask a deployment's head.
+KNOWN_HEAD_TARGET = Flag(
+    "--head-target", CONNECTION, "gRPC target of the head.", values.text, metavar="TARGET",
+    shown_default=f"that of the deployment running here, else 127.0.0.1:{DEFAULT_RPC_PORT}",
+)  # fmt: skip
+LOOK_IN = Flag("--runtime-dir", CONNECTION, "Where `muster serve` was told to make its directory.", values.path,
+               metavar="DIRECTORY", shown_default="$XDG_RUNTIME_DIR and the temporary directory")  # fmt: skip
+ASKING_HEAD = (KNOWN_HEAD_TARGET, LOOK_IN, *DIALLING)
+
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
-STATUS = (HEAD_TARGET, STATUS_TIMEOUT, *DIALLING)
+STATUS = (*ASKING_HEAD, STATUS_TIMEOUT)
 RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)
-TOP = (HEAD_TARGET, TOP_INTERVAL, STATUS_TIMEOUT, *DIALLING)
-DRAIN = (HEAD_TARGET, DRAIN_TIMEOUT, *DIALLING)
-UNDRAIN = (HEAD_TARGET, *DIALLING)
-RESTART = (HEAD_TARGET, DRAIN_TIMEOUT, RETURN_TIMEOUT, *DIALLING)
+TOP = (*ASKING_HEAD, TOP_INTERVAL, STATUS_TIMEOUT)
+DRAIN = (*ASKING_HEAD, DRAIN_TIMEOUT)
+UNDRAIN = ASKING_HEAD
+RESTART = (*ASKING_HEAD, DRAIN_TIMEOUT, RETURN_TIMEOUT)
 CERTS_DIRECTORY = Flag(
     "--directory", SECURITY, "Where the files are written; an authority that lies there is used again.", values.path,
     Path("certs"), short="-o", metavar="DIRECTORY", short_variable="MUSTER_CERTS_DIRECTORY",

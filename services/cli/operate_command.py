@@ -14,8 +14,9 @@ from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from services.cli import flag_table
-from services.cli.flag import FlagValueError, read_flags
+from services.cli.flag import Flag, FlagValueError, read_flags
 from services.cli.flag_values import rank_list
+from services.cli.head_target import head_target_of
 from services.cli.security_flags import dialer_of
 from services.rpc.channels import Dialer
 from services.rpc.errors import describe
@@ -29,7 +30,7 @@ _Results = Sequence[wire.RankResult]
 
 def run_drain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Returns 1 when a rank was not drained."""
-    values = read_flags(flag_table.DRAIN, namespace, environment)
+    values = _values(flag_table.DRAIN, namespace, environment)
     selector = _selector(namespace.ranks)
 
     def drain(stub: _Stub) -> Iterator[_Results]:
@@ -40,7 +41,7 @@ def run_drain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Returns 1 when a rank does not take requests."""
-    values = read_flags(flag_table.UNDRAIN, namespace, environment)
+    values = _values(flag_table.UNDRAIN, namespace, environment)
     selector = _selector(namespace.ranks)
 
     def undrain(stub: _Stub) -> Iterator[_Results]:
@@ -51,7 +52,7 @@ def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -
 
 def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Rank by rank, so that each is told as it is done and Ctrl-C leaves the rest alone."""
-    values = read_flags(flag_table.RESTART, namespace, environment)
+    values = _values(flag_table.RESTART, namespace, environment)
     selector = _selector(namespace.ranks)
 
     def restart(stub: _Stub) -> Iterator[_Results]:
@@ -67,6 +68,11 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
                 return
 
     return _operate("restart", values, restart)
+
+
+def _values(flags: Sequence[Flag], namespace: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+    values = read_flags(flags, namespace, environment)
+    return {**values, "head_target": head_target_of(values)}
 
 
 def _operate(name: str, values: Mapping[str, Any], work: Callable[[_Stub], Iterator[_Results]]) -> int:

@@ -171,6 +171,7 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         max_body_bytes=values["max_body_size"],
         ping_interval_s=values["ping_interval"],
         shutdown_timeout_s=values["shutdown_timeout"],
+        max_rank_losses=values["max_rank_losses"],
         security=security_of(values),
     )
     return run(run_gateway(options))

@@ -13,6 +13,7 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import read_flags
+from services.cli.head_target import head_target_of
 from services.cli.security_flags import dialer_of
 from services.rpc.channels import Dialer
 
@@ -21,7 +22,7 @@ _REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_flags(flag_table.STATUS, namespace, environment)
-    target: str = values["head_target"]
+    target = head_target_of(values)
     dialer = dialer_of(values)
     with dialer.dial_blocking(target) as channel:
         stub = wire.RendezvousServiceStub(channel)

@@ -17,6 +17,7 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import read_flags
+from services.cli.head_target import head_target_of
 from services.cli.security_flags import dialer_of
 from services.cli.status_command import duration, no_answer, reason
 from services.cli.top_screen import Sample, screen_lines
@@ -29,7 +30,7 @@ _LEAVING_KEYS = (b"q", b"Q", b"\x03", b"\x04")
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Returns 0 after q or Ctrl-C, 1 when no head answers at first."""
     values = read_flags(flag_table.TOP, namespace, environment)
-    target: str = values["head_target"]
+    target = head_target_of(values)
     dialer = dialer_of(values)
     with dialer.dial_blocking(target) as channel:
         top = Top(wire.RendezvousServiceStub(channel), target, values["interval"], values["timeout"])

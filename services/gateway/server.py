@@ -14,6 +14,7 @@ from muster import v1 as wire
 
 from gateway.app import build_app
 from gateway.backend import Backend
+from gateway.generation import GenerationLimits
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
 from gateway.lifecycle import Lifecycle
@@ -66,6 +67,7 @@ class GatewayOptions:
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
     shutdown_timeout_s: float = 30.0
+    max_rank_losses: int = 2  # under one request, before it counts as their cause
     security: Security = OPEN
 
 
@@ -123,6 +125,7 @@ class _Gateway:
             host_id=host_id(),
             dial=Dialer(options.security).dial,
             scope=options.ranks or None,
+            limits=GenerationLimits(max_losses=options.max_rank_losses),
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
         # With cluster tokens, the port itself asks for a token or a key on every call.

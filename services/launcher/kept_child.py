@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.launcher.child import Child, exit_text
 from services.launcher.plan import ChildSpec
-from services.launcher.restart_policy import RestartPolicy
+from services.launcher.restart_policy import WELL_AFTER_S, RestartPolicy
 from services.launcher.screen import Reason, Screen
 
 EXIT_REJECTED = 3
@@ -19,10 +19,11 @@ EXIT_RESTART = 75
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A child that is not started again. `failure` says why everything must stop; None when the child was done."""
+    """A child that is not started again. `failure` says why; None when the child was done."""
 
     name: str
     failure: str | None
+    is_hopeless_for_all: bool = False  # what ended it would end its siblings too
 
 
 class KeptChild:
@@ -36,17 +37,21 @@ class KeptChild:
         screen: Screen,
         environment_of: Callable[[ChildSpec], Mapping[str, str]],
         was_ready: Callable[[], bool],
+        worked_s: Callable[[int], float] | None = None,
         restart_clean_exits: bool = True,
         policy: RestartPolicy | None = None,
     ) -> None:
+        """`worked_s` says for how many seconds the process of a pid has done its work; None takes its whole life."""
         self._make_spec = make_spec
         self._screen = screen
         self._environment_of = environment_of
         self._was_ready = was_ready
+        self._worked_s = worked_s
         self._restart_clean_exits = restart_clean_exits
         self._policy = policy or RestartPolicy()
         self._child: Child | None = None
         self._stopping = asyncio.Event()
+        self._died_early = True
 
     @property
     def pid(self) -> int | None:
@@ -65,7 +70,7 @@ class KeptChild:
                 continue
             if code == EXIT_HEAD_GONE:
                 # Started again it would hold its memory for nobody; whoever started this node decides.
-                return Gone(spec.name, f"{spec.name} gave up: {reason}")
+                return Gone(spec.name, f"{spec.name} gave up: {reason}", is_hopeless_for_all=True)
             if code == 0 and not self._restart_clean_exits:
                 self._screen.say(f"{spec.name} was told to stop and left")
                 return Gone(spec.name, None)
@@ -73,7 +78,7 @@ class KeptChild:
                 # It said what is wrong; starting it again would only say it again.
                 verb = "was rejected" if code == EXIT_REJECTED else "failed"
                 return Gone(spec.name, f"{spec.name} {verb} ({exit_text(code)}): {reason}")
-            delay_s = self._policy.delay_after_death(time.monotonic())
+            delay_s = self._policy.delay_after_death(early=self._died_early)
             if delay_s is None:
                 last = reason.after(exit_text(code), by_signal=code < 0)
                 return Gone(spec.name, f"{self._policy.reason(spec.name)}, last with {last}")
@@ -107,11 +112,16 @@ class KeptChild:
             self._child = await Child.start(spec, self._environment_of(spec), on_line)
         except OSError as error:
             reason.note(f"it could not be started: {error.strerror}")
+            self._died_early = True
             return 1
+        started, pid = time.monotonic(), self._child.pid
         if self._stopping.is_set():  # told to stop while the process was being made
             self._child.terminate()
         try:
-            return await self._child.wait()
+            code = await self._child.wait()
+            worked_s = time.monotonic() - started if self._worked_s is None else self._worked_s(pid)
+            self._died_early = worked_s < WELL_AFTER_S
+            return code
         finally:
             self._child.kill()  # only when this task was cancelled is there still something to kill
             self._child = None

@@ -23,7 +23,9 @@ from services.launcher.node import Node
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec
 from services.launcher.readiness import Readiness
+from services.launcher.runtime_directory import note_head_target
 from services.launcher.screen import Screen
+from services.launcher.serving_times import ServingTimes
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id
 from services.version import __version__
@@ -51,7 +53,8 @@ class Launcher:
         self._holdings = holdings
         self._places = holdings.places
         self._own_variables = frozenset(own_variables)
-        self._screen = Screen(log_format=options.log_format)
+        self._screen = Screen(log_format=options.log_format, level=options.log_level)
+        self._serving = ServingTimes()
         self._was_ready = False
         self._host_id = host_id()
         self._stop = asyncio.Event()
@@ -62,6 +65,7 @@ class Launcher:
             screen=self._screen,
             environment_of=self._environment_of,
             was_ready=lambda: self._was_ready,
+            served_s=lambda pid: self._serving.seconds(pid, time.monotonic()),
         )
         self._readiness = Readiness(
             plan.head_target(options, self._places),
@@ -73,6 +77,7 @@ class Launcher:
 
     async def run(self) -> int:
         self._listen_to_signals()
+        note_head_target(self._places.runtime_dir, plan.head_target(self._options, self._places))
         self._node.start_head()
         work = [
             asyncio.create_task(self._node.first_failure()),
@@ -88,7 +93,7 @@ class Launcher:
         await asyncio.wait(work)
         self._screen.show_moving([])
         await self._stop_everything(failure)
-        return 1 if failure else 0
+        return 1 if failure or self._node.given_up else 0
 
     async def _serve(self) -> str | None:
         """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
@@ -124,6 +129,7 @@ class Launcher:
         while True:
             await asyncio.sleep(_HANG_POLL_S)
             ours = [entry for entry in self._readiness.entries if self._is_ours(entry)]
+            self._serving.note(ours, time.monotonic())
             for entry in lost.hopeless(ours, time.monotonic()):
                 self._screen.say(f"rank {entry.rank} (pid {entry.pid}) hangs: {entry.reason}", level="WARNING")
                 self._node.restart_engine(entry.pid)
@@ -164,7 +170,11 @@ class Launcher:
         killing.cancel()
         await asyncio.wait([stopping, killing])
         stopping.result()
-        self._screen.say("stopped" if not failure else f"stopped: {failure}", level="ERROR" if failure else "INFO")
+        failures = [failure] if failure else [f"served to the end without: {each}" for each in self._node.given_up]
+        for each in failures:
+            self._screen.say(f"stopped: {each}", level="ERROR")
+        if not failures:
+            self._screen.say("stopped")
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -214,7 +224,7 @@ class Launcher:
             self._screen.say("all ranks of this node serve")
         elif self._options.log_format == "json":
             self._screen.say(self._banner().lines(colour=False)[0])
-        else:
+        elif self._screen.shows("INFO"):
             is_terminal = sys.stdout.isatty()
             print("\n".join(["", *self._banner().lines(colour=is_terminal), ""]), flush=True)
 

@@ -11,6 +11,7 @@ from services.launcher import plan
 from services.launcher.kept_child import Gone, KeptChild
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
+from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Screen
 
 # What a process gets to say goodbye once it has nothing left to do.
@@ -28,24 +29,31 @@ class Node:
         screen: Screen,
         environment_of: Callable[[ChildSpec], Mapping[str, str]],
         was_ready: Callable[[], bool],
+        served_s: Callable[[int], float],
     ) -> None:
+        """`served_s` says for how many seconds the engine with a pid has served."""
         self._options = options
         self._places = places
+        self._screen = screen
+        self._was_ready = was_ready
         self.head_port = options.data_parallel_rpc_port
+        self.given_up: list[str] = []  # why, of each child that others serve on without
 
-        def keep(make_spec: Callable[[], ChildSpec]) -> KeptChild:
+        def keep(make_spec: Callable[[], ChildSpec], worked_s: Callable[[int], float] | None = None) -> KeptChild:
             return KeptChild(
                 make_spec,
                 screen=screen,
                 environment_of=environment_of,
                 was_ready=was_ready,
+                worked_s=worked_s,
                 restart_clean_exits=not options.headless,
+                policy=RestartPolicy(max_early_deaths=options.max_early_deaths),
             )
 
         self._head = [keep(self._head_spec)] if options.runs_head else []
-        self._engines = [keep(_always(spec)) for spec in plan.plan_engines(options, places)]
+        self._engines = [keep(_always(spec), served_s) for spec in plan.plan_engines(options, places)]
         self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
-        self._tasks: list[asyncio.Task[Gone]] = []
+        self._tasks: dict[asyncio.Task[Gone], KeptChild] = {}
         self._ended: asyncio.Queue[asyncio.Task[Gone]] = asyncio.Queue()
 
     def start_head(self) -> None:
@@ -55,13 +63,21 @@ class Node:
         self._start([*self._engines, *self._gateways])
 
     async def first_failure(self) -> str | None:
-        """Why everything must stop: a child that is hopeless, or None when all children are done."""
+        """Why everything must stop: a child that nothing goes on without, or None when all children are done."""
         while True:
             task = await self._ended.get()
-            if failure := task.result().failure:
-                return failure
+            gone = task.result()
+            if gone.failure is not None:
+                if gone.is_hopeless_for_all or not self._can_do_without(self._tasks[task]):
+                    return gone.failure
+                self.given_up.append(gone.failure)
+                self._screen.say(
+                    f"given up, the others serve on (--on-given-up serve): {gone.failure}; end this node and start it "
+                    "again once the cause is gone",
+                    level="ERROR",
+                )
             if all(each.done() for each in self._tasks):
-                return None
+                return self.given_up[0] if self.given_up else None
 
     @property
     def engine_pids(self) -> set[int]:
@@ -85,11 +101,20 @@ class Node:
         for child in (*self._gateways, *self._engines, *self._head):
             child.kill()
 
+    def _can_do_without(self, child: KeptChild) -> bool:
+        """Whether what is left of the node serves: an engine of it, or of another node, and a gateway."""
+        if self._options.on_given_up == "stop" or not self._was_ready() or child in self._head:
+            return False
+        if child in self._engines and self._options.has_ranks_elsewhere:
+            return True
+        siblings = self._engines if child in self._engines else self._gateways
+        return any(not task.done() and each in siblings for task, each in self._tasks.items())
+
     def _start(self, children: Sequence[KeptChild]) -> None:
         for child in children:
             task = asyncio.create_task(child.keep())
             task.add_done_callback(self._ended.put_nowait)
-            self._tasks.append(task)
+            self._tasks[task] = child
 
     def _head_spec(self) -> ChildSpec:
         return plan.plan_head(self._options, self._places, port=self.head_port)

@@ -64,6 +64,9 @@ class ServeOptions:
     heartbeat_interval: float
     heartbeat_timeout: float
     head_timeout: float | None
+    max_early_deaths: int
+    on_given_up: str
+    max_rank_losses: int
     runtime_dir: Path | None
     tls_cert: Path | None
     tls_key: Path | None
@@ -109,6 +112,11 @@ class ServeOptions:
     def runs_head(self) -> bool:
         """The node of rank 0 does, and always one without --headless, --data-parallel-hybrid-lb or a rank."""
         return not self.headless and self.first_rank == 0
+
+    @property
+    def has_ranks_elsewhere(self) -> bool:
+        """This node's gateways serve ranks of other nodes too."""
+        return self.runs_head and self.gateway_ranks is None and self.num_local_ranks < self.data_parallel_size
 
     @property
     def gateway_ranks(self) -> range | None:

@@ -6,11 +6,13 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 _PREFIX = "muster-"
 _LOCK = "lock"
+_HEAD_TARGET = "head.target"
 # A Unix socket path holds 107 bytes; the longest name in here is "head.sock".
 _MAX_BASE_BYTES = 80
 
@@ -48,28 +50,65 @@ class RuntimeDirectory:
         os.close(self._lock_fd)
 
 
+def note_head_target(runtime_dir: Path, target: str) -> None:
+    """Leaves word of where this node dials its head, for commands that are run beside the launcher."""
+    scratch = runtime_dir / f"{_HEAD_TARGET}.new"
+    scratch.write_text(target)
+    os.replace(scratch, runtime_dir / _HEAD_TARGET)
+
+
+def running_head_targets(base: Path | None = None) -> list[str]:
+    """Where the deployments that run on this node, started by this user, have their heads; each once."""
+    found = []
+    for each in [base] if base is not None else _candidates():
+        for path in _own_directories(each):
+            try:
+                is_alive = not _is_abandoned(path)
+                if is_alive:
+                    found.append((path / _HEAD_TARGET).read_text())
+            except OSError:
+                continue  # it has just begun, or just ended
+    return list(dict.fromkeys(found))
+
+
 def _default_base() -> Path:
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    for candidate in (Path(given) if given else None, Path(tempfile.gettempdir()), Path("/tmp")):
-        short = candidate is not None and len(os.fsencode(candidate)) <= _MAX_BASE_BYTES
-        if candidate is not None and short and os.access(candidate, os.W_OK | os.X_OK):
+    for candidate in _candidates():
+        if len(os.fsencode(candidate)) <= _MAX_BASE_BYTES and os.access(candidate, os.W_OK | os.X_OK):
             return candidate
     raise RuntimeDirectoryError("no directory for sockets found: give a short writable one with --runtime-dir")
 
 
-def _remove_abandoned(base: Path) -> None:
+def _candidates() -> list[Path]:
+    given = os.environ.get("XDG_RUNTIME_DIR", "")
+    return list(dict.fromkeys([*([Path(given)] if given else []), Path(tempfile.gettempdir()), Path("/tmp")]))
+
+
+def _own_directories(base: Path) -> Iterator[Path]:
     for path in base.glob(f"{_PREFIX}*"):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
         try:
-            fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            if not path.is_symlink() and path.is_dir() and path.stat().st_uid == os.getuid():
+                yield path
+        except OSError:
+            continue  # just removed
+
+
+def _remove_abandoned(base: Path) -> None:
+    for path in _own_directories(base):
+        try:
+            abandoned = _is_abandoned(path)
         except OSError:
             continue  # not ours, or just being made
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue  # its launcher lives
-        else:
+        if abandoned:
             shutil.rmtree(path, ignore_errors=True)
-        finally:
-            os.close(fd)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether its launcher is dead. Raises OSError when there is no lock to ask."""
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

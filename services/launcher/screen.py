@@ -11,14 +11,19 @@ from typing import TextIO
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)  # cyan, yellow, magenta, green, blue and their bright forms
 _CLEAR_LINE = "\r\x1b[2K"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _TEXT_LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d(?:[.,]\d+)? (?P<level>[A-Z]+)\s+(?P<message>.*)$")
 
 
 class Screen:
-    """Lines with the name of who said them in front; below them, on a terminal, lines that change in place."""
+    """Lines with the name of who said them in front; below them, on a terminal, lines that change in place.
 
-    def __init__(self, *, log_format: str = "text", out: TextIO | None = None) -> None:
+    `level` is the least that the launcher's own lines need to be shown; children have read the flag themselves.
+    """
+
+    def __init__(self, *, log_format: str = "text", level: str = "info", out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
+        self._level = _LEVELS.index(level.upper())
         self._is_json = log_format == "json"
         self.is_terminal = not self._is_json and self._out.isatty()
         self._colours: dict[str, int] = {}
@@ -26,6 +31,8 @@ class Screen:
 
     def say(self, message: str, *, level: str = "INFO") -> None:
         """The launcher's own line."""
+        if not self.shows(level):
+            return
         if self._is_json:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z")
             self._write(json.dumps({"time": stamp, "level": level, "process": "launcher", "message": message}))
@@ -33,13 +40,16 @@ class Screen:
             mark = "" if level == "INFO" else f"{level} "
             self._write(f"{self._prefix('muster')} {mark}{message}")
 
+    def shows(self, level: str) -> bool:
+        return _LEVELS.index(level) >= self._level
+
     def child_line(self, name: str, line: str) -> None:
         """A line of a child, as it is in JSON logs, with its name in front in text."""
         self._write(line if self._is_json else f"{self._prefix(name)} {line}")
 
     def show_moving(self, lines: Sequence[str]) -> None:
-        """Replaces the lines at the bottom; nothing when this is not a terminal."""
-        if self.is_terminal and list(lines) != self._moving:
+        """Replaces the lines at the bottom; nothing when this is not a terminal, or INFO is not shown."""
+        if self.is_terminal and self.shows("INFO") and list(lines) != self._moving:
             self._emit(self._erased() + "".join(f"{line}\n" for line in lines))
             self._moving = list(lines)
 

@@ -101,6 +101,21 @@ def test_failed_says_what_a_status_says() -> None:
     assert ticket.end == Failed(8, "full", "QUEUE_FULL", "", 1.5)
 
 
+def test_a_lost_stream_tells_who_could_have_broken_it() -> None:
+    attachment = Attachment(3)
+    first, second = ChangeSignal(), ChangeSignal()
+    tickets = [Ticket(first, suspect=True), Ticket(first, suspect=True), Ticket(second, suspect=True)]
+    innocent = Ticket(ChangeSignal())
+    for ticket in (*tickets[:2], innocent):
+        attachment.submit(ticket)
+    attachment.apply(wire.StepOutputs())
+    attachment.submit(tickets[2])
+    attachment.lose("it broke")
+    ends = [ticket.end for ticket in (*tickets, innocent)]
+    # Two requests, one of them with two choices; the last came after the last frame.
+    assert ends == [EngineLost(3, "it broke", 2, heard) for heard in (True, True, False, True)]
+
+
 def test_a_lost_stream_ends_all_that_lived_and_keeps_what_came() -> None:
     attachment = Attachment(3)
     done, live, gone = (Ticket(ChangeSignal()) for _ in range(3))
@@ -110,7 +125,7 @@ def test_a_lost_stream_ends_all_that_lived_and_keeps_what_came() -> None:
     attachment.abandon(handles[2], gone)
     attachment.lose("it broke")
     assert isinstance(done.end, Finished)
-    assert live.end == EngineLost(3, "it broke")
+    assert live.end == EngineLost(3, "it broke", num_suspects=0, heard=True)
     assert live.token_ids == [2]
     assert gone.end is None
     assert len(attachment) == 0

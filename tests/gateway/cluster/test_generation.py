@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from typing import cast
 
@@ -29,8 +30,9 @@ from gateway.generation_request import (
     GenerationEvent,
     PromptReport,
 )
-from tests.support.fake_cluster import FakeCluster, ask, fake_cluster
-from tests.support.fake_engine import EngineScript, echo, says
+from tests.support.fake_cluster import Answer, FakeCluster, ask, fake_cluster
+from tests.support.fake_engine import EngineScript, FakeEngine, echo, says
+from tests.support.own_records import own_records
 from tests.support.waiting import eventually
 
 HANGS = 0
@@ -172,16 +174,113 @@ async def test_a_lost_rank_is_not_noticed_in_the_text(n: int) -> None:
         await cluster.settled()
 
 
-async def test_the_second_loss_ends_the_request() -> None:
+async def next_rank(cluster: FakeCluster, num_submitted: int) -> FakeEngine:
+    """The engine that runs something, once so many submissions were made."""
+    await eventually(lambda: sum(len(e.submitted) for e in cluster.engines) == num_submitted, "another rank has it")
+    return next(engine for engine in cluster.engines if engine.num_live)
+
+
+async def test_the_second_loss_of_a_rank_that_lived_ends_the_request() -> None:
     async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(3))) as cluster:
         task = await start(cluster, request_id="poison")
         await cluster.engine_of("poison").die()
-        await eventually(lambda: sum(len(e.submitted) for e in cluster.engines) == 2, "another rank has it")
-        second = next(engine for engine in cluster.engines if engine.num_live)
+        second = await next_rank(cluster, 2)
+        second.allow(1)
+        await eventually(lambda: second.script.steps_left == 0, "the second rank worked")
         await second.die()
         with pytest.raises(EngineFailed, match="lost its rank 2 times"):
             await task
+        assert sum(len(engine.submitted) for engine in cluster.engines) == 2
         await cluster.settled()
+
+
+async def test_two_ranks_that_go_down_together_are_one_loss() -> None:
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(3))) as cluster:
+        task = await start(cluster, request_id="unlucky", max_tokens=4)
+        await cluster.engine_of("unlucky").die()
+        await (await next_rank(cluster, 2)).die()
+        third = await next_rank(cluster, 3)
+        third.allow(None)
+        answer = await task
+        assert isinstance(answer, Answer)
+        assert len(answer.token_ids()) == 4
+        await cluster.settled()
+
+
+async def test_what_kills_three_ranks_is_not_passed_on_however_fast() -> None:
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(4))) as cluster:
+        task = await start(cluster, request_id="poison")
+        await cluster.engine_of("poison").die()
+        for num_submitted in (2, 3):
+            await (await next_rank(cluster, num_submitted)).die()
+        with pytest.raises(EngineFailed, match="lost its rank 3 times"):
+            await task
+        assert sum(len(engine.submitted) for engine in cluster.engines) == 3
+        await cluster.settled()
+
+
+async def test_companions_of_a_killer_are_tried_one_at_a_time_and_answered() -> None:
+    """All three lose the same two ranks; then each has a rank to itself until that survived it, and one does not."""
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(4))) as cluster:
+        tasks = {name: await start(cluster, request_id=name, max_tokens=3, affinity="one") for name in ("a", "b", "c")}
+        for num_submitted in (3, 6):
+            victim = await next_rank(cluster, num_submitted)
+            assert victim.num_live == 3, "the session kept them together"
+            victim.allow(1)
+            await eventually(lambda engine=victim: engine.script.steps_left == 0, "it worked")  # type: ignore[misc]
+            await victim.die()
+        alone = await next_rank(cluster, 7)
+        assert alone.num_live == 1
+        guilty = alone.submitted[-1].request_id.partition("-")[0]
+        await alone.die()
+        with pytest.raises(EngineFailed, match="lost its rank 3 times"):
+            await tasks.pop(guilty)
+        (await next_rank(cluster, 8)).allow(None)
+        answers = [await task for task in tasks.values()]
+        assert [len(answer.token_ids()) for answer in answers if isinstance(answer, Answer)] == [3, 3]
+        await cluster.settled()
+
+
+async def test_a_request_leaves_the_node_that_lost_it_its_rank() -> None:
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(4))) as cluster:
+        elsewhere = cluster.backend.pool.link(3)
+        assert elsewhere is not None
+        elsewhere.node = "another node"  # whose loopback address could not be dialled
+        task = await start(cluster, request_id="x", max_tokens=2)
+        first = cluster.engine_of("x")
+        assert first.rank != 3, "the first in turn is here"
+        cluster.engines[3].allow(None)
+        await first.die()
+        await task
+        assert len(cluster.engines[3].submitted) == 1
+        await cluster.settled()
+
+
+async def test_a_switch_continues_nothing() -> None:
+    scripts = (EngineScript(steps_left=HANGS), EngineScript(steps_left=HANGS))
+    async with fake_cluster(*scripts, limits=GenerationLimits(max_losses=1)) as cluster:
+        task = await start(cluster, request_id="x")
+        await cluster.engine_of("x").die()
+        with pytest.raises(EngineFailed, match="lost its rank once"):
+            await task
+
+
+async def test_every_request_has_its_line_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    async with fake_cluster(EngineScript(token=says("abc"), cached_tokens=2)) as cluster:
+        await cluster.answer(ask("hello", request_id="quiet"))
+        with caplog.at_level(logging.DEBUG, "gateway.generation"):
+            await cluster.answer(ask("hello", request_id="loud"))
+            cluster.engines[0].allow(HANGS)
+            with pytest.raises(RequestTimeout):
+                await cluster.answer(ask(request_id="late", timeout_s=0.05))
+        told = [record.getMessage() for record in own_records(caplog) if record.name == "gateway.generation"]
+        assert [line.split(" ")[1] for line in told] == ["loud", "late"]
+        assert told[0].startswith(
+            "request loud on rank 0: 5 prompt tokens (2 cached), 4 generated, first token after 0."
+        )
+        assert told[0].endswith("0 losses, stop")
+        assert "first token after -" in told[1]
+        assert "failed: The request did not finish within its time." in told[1]
 
 
 async def test_a_lost_rank_that_was_asked_for_is_an_error() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from muster import v1 as wire
 
 from services.cli.main import main
 from services.cli.status_command import status_lines
+from services.launcher.runtime_directory import RuntimeDirectory, note_head_target
 from services.rpc.server import RpcServer
 
 NOW = 1_000_000.0
@@ -82,3 +84,22 @@ async def test_a_proxy_for_the_internet_is_not_asked(
     finally:
         await server.stop(0)
     assert (code, "deployment blue" in capsys.readouterr().out) == (0, True)
+
+
+def test_the_deployment_that_runs_here_is_asked_and_several_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUSTER_RUNTIME_DIR", str(tmp_path))
+    for command in (["status"], ["top"], ["drain", "0"]):
+        with RuntimeDirectory(tmp_path) as first:
+            note_head_target(first, f"unix:{tmp_path}/first.sock")
+            assert main(command) == 1
+            assert f"unix:{tmp_path}/first.sock" in capsys.readouterr().err
+            with RuntimeDirectory(tmp_path) as second:
+                note_head_target(second, "127.0.0.1:1")
+                assert main(command) == 2
+                told = capsys.readouterr().err
+                assert "give --head-target one of " in told
+                assert "127.0.0.1:1" in told
+                assert main([*command, "--head-target", "127.0.0.1:1"]) == 1
+                assert "127.0.0.1:1" in capsys.readouterr().err

@@ -26,7 +26,15 @@ class Python(ChildSpec):
 class Runs:
     """A kept child and what was said."""
 
-    def __init__(self, code: str, *, ready: bool = True, restart_clean_exits: bool = True, max_deaths: int = 3) -> None:
+    def __init__(
+        self,
+        code: str,
+        *,
+        ready: bool = True,
+        restart_clean_exits: bool = True,
+        max_early_deaths: int = 3,
+        worked_s: float | None = None,
+    ) -> None:
         self.out = io.StringIO()
         self.ready = ready
         self.kept = KeptChild(
@@ -35,7 +43,8 @@ class Runs:
             environment_of=lambda spec: os.environ,
             was_ready=lambda: self.ready,
             restart_clean_exits=restart_clean_exits,
-            policy=RestartPolicy(max_deaths=max_deaths, first_delay_s=0.01),
+            worked_s=None if worked_s is None else lambda pid: worked_s,
+            policy=RestartPolicy(max_early_deaths=max_early_deaths, first_delay_s=0.01),
         )
 
     async def until_said(self, text: str) -> None:
@@ -50,9 +59,21 @@ SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 async def test_a_child_that_keeps_dying_is_given_up_with_its_last_words() -> None:
     runs = Runs("import sys; print('12:00:00.000 ERROR   no memory'); sys.exit(1)")
     gone = await asyncio.wait_for(runs.kept.keep(), 20)
-    assert gone.failure == "engine 0 died 3 times within 60 s, last with exit code 1: no memory"
+    assert (
+        gone.failure == "engine 0 died 3 times in a row before it had worked for 10 s, last with exit code 1: no memory"
+    )
     assert runs.out.getvalue().count("starting it again") == 2
     assert "[engine 0] 12:00:00.000 ERROR   no memory" in runs.out.getvalue()
+
+
+async def test_one_that_had_done_its_work_is_started_for_ever() -> None:
+    runs = Runs("import sys; sys.exit(1)", worked_s=10.0)
+    keeping = asyncio.create_task(runs.kept.keep())
+    async with asyncio.timeout(20):
+        while runs.out.getvalue().count("starting it again in 0.01 s") < 5:  # noqa: ASYNC110  (a child says it)
+            await asyncio.sleep(0.01)
+    await runs.kept.stop(5.0)
+    assert (await keeping).failure is None
 
 
 async def test_before_ready_a_failure_is_final() -> None:
@@ -68,7 +89,7 @@ async def test_before_ready_a_rejection_is_final() -> None:
 
 
 async def test_a_killed_child_is_started_again_even_before_ready() -> None:
-    runs = Runs("import os; os.kill(os.getpid(), 9)", ready=False, max_deaths=2)
+    runs = Runs("import os; os.kill(os.getpid(), 9)", ready=False, max_early_deaths=2)
     gone = await asyncio.wait_for(runs.kept.keep(), 20)
     assert gone.failure is not None
     assert "killed by SIGKILL" in gone.failure

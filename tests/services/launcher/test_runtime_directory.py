@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
+from services.launcher.runtime_directory import (
+    RuntimeDirectory,
+    RuntimeDirectoryError,
+    note_head_target,
+    running_head_targets,
+)
 
 
 def test_private_while_in_use_and_removed_afterwards(tmp_path: Path) -> None:
@@ -37,3 +42,17 @@ def test_an_awkward_default_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("x" * 90)))
     with RuntimeDirectory(None) as path:
         assert len(str(path / "head.sock").encode()) <= 100
+
+
+def test_commands_find_the_deployments_that_run(tmp_path: Path) -> None:
+    assert running_head_targets(tmp_path) == []
+    with RuntimeDirectory(tmp_path) as first, RuntimeDirectory(tmp_path) as second:
+        assert running_head_targets(tmp_path) == []  # no word of a head yet
+        note_head_target(first, "unix:/a")
+        note_head_target(second, "10.0.0.1:29550")
+        assert sorted(running_head_targets(tmp_path)) == ["10.0.0.1:29550", "unix:/a"]
+    dead = tmp_path / "muster-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    note_head_target(dead, "unix:/dead")
+    assert running_head_targets(tmp_path) == []

@@ -24,6 +24,18 @@ def test_lines_of_a_log_name_their_process() -> None:
     assert out.getvalue() == "[engine 0] 12:00:00.000 INFO    hello\n[muster] WARNING careful\n"
 
 
+def test_own_lines_obey_the_log_level() -> None:
+    out = Terminal()
+    screen = Screen(out=out, level="warning")
+    screen.say("up")
+    screen.show_moving(["a bar"])
+    assert out.getvalue() == ""
+    screen.say("careful", level="WARNING")
+    screen.child_line("engine 0", "Traceback (most recent call last):")
+    assert "careful" in out.getvalue()
+    assert "Traceback" in out.getvalue()
+
+
 def test_json_lines_of_children_pass_unchanged() -> None:
     out = io.StringIO()
     screen = Screen(log_format="json", out=out)
