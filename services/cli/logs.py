@@ -23,6 +23,9 @@ def set_up_logging(level: str, log_format: str, process: str) -> None:
     # Their INFO lines are about themselves, one per request.
     for noisy in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    # At DEBUG they tell of their own event loops and calls, many lines per request.
+    for chatty in ("grpc", "asyncio"):
+        logging.getLogger(chatty).setLevel(max(logging.INFO, root.level))
 
 
 class TextFormatter(logging.Formatter):

@@ -1,4 +1,4 @@
-"""`muster drain`, `undrain` and `restart`: the head's AdminService, with a line per rank."""
+"""`muster drain`, `undrain`, `restart`, `reset-prefix-cache`, `log-level`: the head's AdminService, a line per rank."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ from services.rpc.errors import describe
 
 # For the answers that are due at once; a drain may take as long as its requests.
 _ANSWER_S = 30.0
+
+_LOG_LEVELS = {
+    "debug": wire.LOG_LEVEL_DEBUG,
+    "info": wire.LOG_LEVEL_INFO,
+    "warning": wire.LOG_LEVEL_WARNING,
+    "error": wire.LOG_LEVEL_ERROR,
+}
 
 _Stub = wire.AdminServiceStub
 _Results = Sequence[wire.RankResult]
@@ -68,6 +75,31 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
                 return
 
     return _operate("restart", values, restart)
+
+
+def run_reset_prefix_cache(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Returns 1 when a rank did not forget its cache."""
+    values = _values(flag_table.ASKING_HEAD, namespace, environment)
+    request = wire.ResetPrefixCacheRequest(selector=_selector(namespace.ranks))
+
+    def reset(stub: _Stub) -> Iterator[_Results]:
+        yield stub.ResetPrefixCache(request, timeout=_ANSWER_S).results
+
+    return _operate("reset-prefix-cache", values, reset)
+
+
+def run_log_level(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Returns 1 when a rank did not take the level."""
+    values = _values(flag_table.ASKING_HEAD, namespace, environment)
+    if namespace.level not in _LOG_LEVELS:
+        raise FlagValueError(f"LEVEL: {namespace.level!r} is not known; give {', '.join(_LOG_LEVELS)}")
+    request = wire.SetLogLevelRequest(selector=_selector(namespace.ranks), level=_LOG_LEVELS[namespace.level])
+
+    def set_level(stub: _Stub) -> Iterator[_Results]:
+        yield stub.SetLogLevel(request, timeout=_ANSWER_S).results
+        print(f"head: log level {namespace.level}")
+
+    return _operate("log-level", values, set_level)
 
 
 def _values(flags: Sequence[Flag], namespace: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from services.cli import flag_table
 from services.cli.flag import Flag, HelpFormatter, Parser, add_flags
 from services.version import __version__
 
+_RANKS_HELP = '"all", or global ranks as in 0,2,4-7'
 _PRECEDENCE = "Every flag is also an environment variable; the command line wins over the environment."
 
 
@@ -67,9 +68,22 @@ def _add_clients(commands: Any) -> None:
         ("drain", flag_table.DRAIN, "Let ranks finish their requests and give them no new ones."),
         ("undrain", flag_table.UNDRAIN, "Give drained ranks requests again."),
         ("restart", flag_table.RESTART, "Replace ranks one after another; no request fails."),
+        ("reset-prefix-cache", flag_table.ASKING_HEAD, "Let ranks forget all cached prompt beginnings."),
     ):
-        operation = _add(commands, name, "operate_command", flags, "RANKS [flags]", help_text, function=f"run_{name}")
-        operation.add_argument("ranks", metavar="RANKS", help='"all", or global ranks as in 0,2,4-7')
+        operation = _add(
+            commands,
+            name,
+            "operate_command",
+            flags,
+            "RANKS [flags]",
+            help_text,
+            function=f"run_{name.replace('-', '_')}",
+        )
+        operation.add_argument("ranks", metavar="RANKS", help=_RANKS_HELP)
+    level = _add(commands, "log-level", "operate_command", flag_table.ASKING_HEAD, "LEVEL [RANKS] [flags]",
+                 "Change what the head and the engines of ranks log.", function="run_log_level")  # fmt: skip
+    level.add_argument("level", metavar="LEVEL", help="debug, info, warning or error")
+    level.add_argument("ranks", metavar="RANKS", nargs="?", default="all", help=_RANKS_HELP)
     _add(commands, "fetch", "fetch_command", (flag_table.MODEL_CACHE,), "[flags]",
          "Fetch the default model and print its path.")  # fmt: skip
     _add(commands, "version", "version_command", (), "", "Print the versions of software and contract.")

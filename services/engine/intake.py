@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +15,9 @@ from services.engine.state import EngineState
 
 if TYPE_CHECKING:
     from engine.loop import EngineLoop, StepResult
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class Intake:
 
     def deliver(self, result: StepResult) -> None:
         """What one turn of the engine thread brought."""
+        if _log.isEnabledFor(logging.DEBUG):
+            self._tell_ends(result)
         self._mailboxes.deliver(result.outputs, result.stats.step)
         for rejected in result.rejected:
             self._mailboxes.fail(rejected.request_id, rejected.error)
@@ -94,6 +100,23 @@ class Intake:
     def fail_all(self, message: str) -> None:
         """The engine thread died."""
         self._mailboxes.fail_all(errors.step_failed(message))
+
+    def _tell_ends(self, result: StepResult) -> None:
+        """A line per request that ended, for whoever looks for a slow one."""
+        for output in result.outputs:
+            if output.finish_reason is not None and (age_s := self._mailboxes.age_s(output.request_id)) is not None:
+                usage = output.usage
+                _log.debug(
+                    "request %s on rank %s: %d prompt tokens (%d cached), %d generated, %.3f s, %s%s",
+                    output.request_id,
+                    self._state.now.rank,
+                    usage.prompt_tokens if usage is not None else 0,
+                    usage.cached_tokens if usage is not None else 0,
+                    usage.completion_tokens if usage is not None else 0,
+                    age_s,
+                    output.finish_reason.value,
+                    f": {output.error}" if output.error else "",
+                )
 
     def _admit(self) -> _Running:
         snapshot = self._state.now

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -83,6 +84,7 @@ class Mailboxes:
 
     def __init__(self) -> None:
         self._sinks: dict[str, Sink] = {}
+        self._opened_s: dict[str, float] = {}
         self._keys: dict[str, str] = {}  # the callers' request ids, live ones only
         self._ids: dict[str, str] = {}  # the reverse
         self._serials = itertools.count(1)
@@ -99,6 +101,7 @@ class Mailboxes:
         serial = next(self._serials)
         key = f"{request_id}#{serial}" if request_id else f"#{serial}"
         self._sinks[key] = sink
+        self._opened_s[key] = time.monotonic()
         if request_id:
             self._keys[request_id] = key
             self._ids[key] = request_id
@@ -109,6 +112,7 @@ class Mailboxes:
         """Forgets a request; what still comes for it is dropped. False when it was not live."""
         if self._sinks.pop(key, None) is None:
             return False
+        del self._opened_s[key]
         request_id = self._ids.pop(key, None)
         if request_id is not None:
             del self._keys[request_id]
@@ -119,6 +123,11 @@ class Mailboxes:
     def key_of(self, request_id: str) -> str | None:
         """The key of the live request with this id."""
         return self._keys.get(request_id)
+
+    def age_s(self, key: str) -> float | None:
+        """Since the request came; None when it is not live."""
+        opened_s = self._opened_s.get(key)
+        return None if opened_s is None else time.monotonic() - opened_s
 
     def live_keys(self) -> list[str]:
         return list(self._sinks)

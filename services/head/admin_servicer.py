@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 import grpc
@@ -12,19 +13,24 @@ from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
 from services.head.operations import RankOperations
+from services.head.rank_calls import RankCalls
+from services.rpc.channels import dial
 from services.rpc.errors import RpcError, invalid_field
+from services.rpc.identity import host_id
 from services.rpc.log_level import set_log_level
 
 _log = logging.getLogger(__name__)
 
-_ASK_THE_ENGINE = "call AdminService on the engine itself; `muster status --json` has its targets"
-
 
 class AdminServicer(wire.AdminServiceServicer):
-    """Drains and restarts ranks, and sets the head's own log level; the rest is asked of the engines themselves."""
+    """Drains and restarts ranks, and passes on what each engine does for itself."""
 
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(
+        self, control: ControlPlane, dial: Callable[[str], grpc.aio.Channel] = dial, own_host_id: str | None = None
+    ) -> None:
+        """`dial` makes channels to engines."""
         self._control = control
+        self._calls = RankCalls(control, dial, own_host_id or host_id())
         self._operations = RankOperations(control)
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
@@ -48,34 +54,34 @@ class AdminServicer(wire.AdminServiceServicer):
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: Any
     ) -> wire.ResetPrefixCacheResponse:
-        _not_forwarded("ResetPrefixCache", _ASK_THE_ENGINE)
+        ranks = self._selected(request.selector)
+        results = await self._calls.each(ranks, lambda engine: engine.ResetPrefixCache(wire.ResetPrefixCacheRequest()))
+        return wire.ResetPrefixCacheResponse(results=results)
 
     async def Pause(self, request: wire.PauseRequest, context: Any) -> wire.PauseResponse:
-        _not_forwarded("Pause", "hold requests back at the gateways")
+        _not_served("Pause", "hold requests back at the gateways")
 
     async def Resume(self, request: wire.ResumeRequest, context: Any) -> wire.ResumeResponse:
-        _not_forwarded("Resume", "there is no Pause to take back either")
+        _not_served("Resume", "there is no Pause to take back either")
 
     async def Sleep(self, request: wire.SleepRequest, context: Any) -> wire.SleepResponse:
-        _not_forwarded("Sleep", "stop the engine to free its memory")
+        _not_served("Sleep", "stop the engine to free its memory")
 
     async def Wake(self, request: wire.WakeRequest, context: Any) -> wire.WakeResponse:
-        _not_forwarded("Wake", "there is no Sleep to take back either")
+        _not_served("Wake", "there is no Sleep to take back either")
 
     async def StartProfile(self, request: wire.StartProfileRequest, context: Any) -> wire.StartProfileResponse:
-        _not_forwarded("StartProfile", "attach a sampling profiler to the engine's process")
+        _not_served("StartProfile", "attach a sampling profiler to the engine's process")
 
     async def StopProfile(self, request: wire.StopProfileRequest, context: Any) -> wire.StopProfileResponse:
-        _not_forwarded("StopProfile", "there is no StartProfile to end either")
+        _not_served("StopProfile", "there is no StartProfile to end either")
 
     async def SetLogLevel(self, request: wire.SetLogLevelRequest, context: Any) -> wire.SetLogLevelResponse:
-        """Sets the head's level at once; each selected rank answers that it has to be asked itself."""
+        """Sets the head's level too."""
         ranks = self._selected(request.selector)
         _log.warning("log level is %s from now on", set_log_level(request.level))
-        code = grpc.StatusCode.UNIMPLEMENTED.value[0]
-        message = f"the head's level is set; the head does not forward to engines yet: {_ASK_THE_ENGINE}"
-        results = [wire.RankResult(rank=rank, code=code, message=message) for rank in ranks]
-        return wire.SetLogLevelResponse(results=results)
+        level = wire.SetLogLevelRequest(level=request.level)
+        return wire.SetLogLevelResponse(results=await self._calls.each(ranks, lambda engine: engine.SetLogLevel(level)))
 
     def _selected(self, selector: wire.RankSelector) -> list[int]:
         """In order, each once; none means all."""
@@ -99,10 +105,10 @@ def _seconds(
     return seconds
 
 
-def _not_forwarded(operation: str, instead: str) -> NoReturn:
+def _not_served(operation: str, instead: str) -> NoReturn:
     raise RpcError(
         grpc.StatusCode.UNIMPLEMENTED,
-        f"{operation} is not there yet: the head does not forward operations to engines. Until then: {instead}",
+        f"{operation} is not there yet; instead: {instead}",
         reason="OPERATION_UNIMPLEMENTED",
         metadata={"operation": operation},
     )

@@ -17,6 +17,7 @@ from services.head.coordinator_servicer import CoordinatorServicer
 from services.head.errors import head_error_table
 from services.head.rendezvous_servicer import RendezvousServicer
 from services.head.startup import Outcome
+from services.rpc.channels import Dialer
 from services.rpc.identity import new_incarnation
 from services.rpc.runtime import stop_event
 from services.rpc.security import OPEN, Security, SecurityError
@@ -124,7 +125,8 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         server.set_serving(rank_health_name(rank), False)
     server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, RendezvousServicer(control))
     server.add(COORDINATOR_SERVICE, wire.add_CoordinatorServiceServicer_to_server, CoordinatorServicer(control))
-    server.add(ADMIN_SERVICE, wire.add_AdminServiceServicer_to_server, AdminServicer(control))
+    admin = AdminServicer(control, Dialer(options.security).dial)
+    server.add(ADMIN_SERVICE, wire.add_AdminServiceServicer_to_server, admin)
     return control
 
 

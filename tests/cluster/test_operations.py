@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -83,6 +84,24 @@ def test_all_ranks_restart_one_after_another_without_a_failed_request(launch: La
     assert before.isdisjoint({cluster.engine(rank).pid for rank in range(2)})
     cluster.wait_for_output("engine 0 was told to restart")
     assert [entry["state"] for entry in cluster.status()["roster"]["ranks"]] == ["RANK_STATE_READY"] * 2
+    assert cluster.stop() == 0
+
+
+def test_ranks_are_told_through_the_head_what_to_log_and_to_forget(launch: Launch) -> None:
+    cluster = launch("-dp", "2")
+    cluster.wait_until_ready()
+    done = muster(cluster, "log-level", "debug", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"rank 1: log level DEBUG .*\nhead: log level debug", done.stdout)
+    for rank in (0, 1):
+        assert complete(cluster, rank=rank, num_tokens=3, prompt="Twenty tokens of a prompt").status_code == 200
+    line = cluster.wait_for_output(r"\[engine \d\].* DEBUG +request \S+ on rank \d.*")[0]
+    assert re.search(r"\[engine 1\].* on rank 1: 25 prompt tokens \(0 cached\), 3 generated, [\d.]+ s, length$", line)
+    assert "on rank 0: 25" not in cluster.output
+    done = muster(cluster, "reset-prefix-cache", "all")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"rank (\d): forgot [1-9]\d* cached blocks", done.stdout) == ["0", "1"]
+    assert muster(cluster, "log-level", "loud").returncode == 2
     assert cluster.stop() == 0
 
 
