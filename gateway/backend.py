@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from muster import v1 as wire
 
@@ -31,10 +33,12 @@ class Backend:
         dial: Dial,
         scope: Sequence[int] | None = None,
         limits: GenerationLimits | None = None,
+        metrics_directory: Path | None = None,
     ) -> None:
-        changed = ChangeSignal()
+        """`metrics_directory`, when gateways share one, see gateway.shared_metrics."""
+        changed = self._changed = ChangeSignal()
         self._balancer = Balancer()
-        self.metrics = GatewayMetrics()
+        self.metrics = GatewayMetrics(gateway=gateway.name, directory=metrics_directory)
         self.pool = EnginePool(
             gateway=gateway.name,
             host_id=host_id,
@@ -60,14 +64,19 @@ class Backend:
             changed=changed,
             limits=limits or GenerationLimits(),
         )
-        self.metrics.observe_cluster(self.cluster, self._attached)
+        self.metrics.observe_cluster(self.cluster)
+        self._observing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Starts watching the head; engines are dialled as the roster names them."""
         self.cluster.start()
+        self._observing = asyncio.create_task(self._observe_links(), name="observe-links")
 
     async def close(self) -> None:
         """Leaves the roster and ends all streams; requests still running fail, so let them end first."""
+        if self._observing is not None:
+            self._observing.cancel()
+            await asyncio.wait([self._observing])
         await self.cluster.close()
         await self.pool.close()
 
@@ -77,5 +86,9 @@ class Backend:
         )
         self.pool.reconcile(cluster.ranks())
 
-    def _attached(self) -> set[int]:
-        return {number for number in self.cluster.ranks() if self.pool.link(number) is not None}
+    async def _observe_links(self) -> None:
+        """Gauges that other gateways show have to be set when they change, not when somebody scrapes this one."""
+        while True:
+            for number in self.cluster.ranks():
+                self.metrics.rank_attached(number, self.pool.link(number) is not None)
+            await self._changed.wait()

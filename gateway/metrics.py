@@ -1,14 +1,16 @@
 """What Prometheus scrapes: the deployment as the head tells it, and this gateway's own requests.
 
 Names are `muster:` with the suffixes that dashboards for vLLM use, so that porting one is search and replace. Series
-that describe ranks are the same on every gateway; those that describe requests count this gateway's alone.
+that describe ranks are the same on every gateway. Those that describe requests are of all gateways that share a
+metrics directory, because behind one port a scrape reaches any of them; a gateway without one counts its own alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +19,7 @@ from prometheus_client.registry import Collector
 from gateway.generation_request import GenerationUsage
 from gateway.ports import RankProgress
 from gateway.ranks import RankLoad, RankState
+from gateway.shared_metrics import SharedMetrics
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -32,15 +35,32 @@ class ObservedCluster(Protocol):
 
 
 class GatewayMetrics:
-    """The metrics of one gateway process, in a registry of its own."""
+    """The metrics of one gateway process, in a registry of its own.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `gateway` is its name in the roster. With `directory`, see gateway.shared_metrics, they are added up with those of
+    the gateways that have the same one.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, gateway: str = "", directory: Path | None = None
+    ) -> None:
         self._clock = clock
-        self.registry = registry = CollectorRegistry()
+        self._gateway = gateway
+        self.registry = CollectorRegistry()
+        if directory is not None:
+            self.registry.register(SharedMetrics(directory))
+        # What is shared is read from the directory.
+        registry: Any = self.registry if directory is None else None
         rank = ("dp_rank",)
 
         def per_rank(name: str, description: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"muster:{name}", description, rank, buckets=buckets, registry=registry)
+
+        def per_gateway(name: str, description: str, *labels: str) -> Gauge:
+            # Each sets its own series: the sum over processes is that one value, as long as the process lives.
+            return Gauge(
+                f"muster:{name}", description, ("gateway", *labels), registry=registry, multiprocess_mode="livesum"
+            )
 
         self.time_to_first_token = per_rank(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _LATENCY_S
@@ -73,10 +93,11 @@ class GatewayMetrics:
         self.continued = Counter(
             "muster:request_continued", "Losses of a rank that a request survived.", rank, registry=registry
         )
-        self.open_requests = Gauge("muster:gateway_requests_open", "Requests this gateway serves.", registry=registry)
-        self.queued_requests = Gauge(
-            "muster:gateway_requests_queued", "Requests that wait for their first output.", registry=registry
-        )
+        self.open_requests = per_gateway("gateway_requests_open", "Requests a gateway serves.").labels(gateway)
+        self.queued_requests = per_gateway(
+            "gateway_requests_queued", "Requests of a gateway that wait for their first output."
+        ).labels(gateway)
+        self._attached = per_gateway("rank_attached", "1 when the gateway can submit to the rank.", "dp_rank")
         self._http_requests = Counter(
             "muster:http_requests",
             "HTTP requests by route and status.",
@@ -91,9 +112,13 @@ class GatewayMetrics:
             registry=registry,
         )
 
-    def observe_cluster(self, cluster: ObservedCluster, served_ranks: Callable[[], set[int]]) -> None:
-        """Adds the ranks' gauges, read at each scrape. `served_ranks` are those this gateway is attached to."""
-        self.registry.register(_ClusterCollector(cluster, served_ranks))
+    def observe_cluster(self, cluster: ObservedCluster) -> None:
+        """Adds the ranks' gauges, read at each scrape."""
+        self.registry.register(_ClusterCollector(cluster))
+
+    def rank_attached(self, rank: int, attached: bool) -> None:
+        """This gateway can submit to the rank, or not."""
+        self._attached.labels(self._gateway, rank).set(attached)
 
     def render(self) -> bytes:
         """The metrics in the Prometheus text format."""
@@ -163,9 +188,8 @@ class RequestMeter:
 class _ClusterCollector(Collector):
     """Reads the cluster when a scrape comes, so nothing is written per load snapshot."""
 
-    def __init__(self, cluster: ObservedCluster, served_ranks: Callable[[], set[int]]) -> None:
+    def __init__(self, cluster: ObservedCluster) -> None:
         self._cluster = cluster
-        self._served_ranks = served_ranks
 
     def collect(self) -> Iterator[Metric]:
         loads = self._cluster.rank_loads()
@@ -177,21 +201,15 @@ class _ClusterCollector(Collector):
         yield _counter("prefix_cache_queries", "Tokens looked up.", loads, lambda load: load.prefix_cache_queries_total)
         yield _counter("prefix_cache_hits", "Tokens found.", loads, lambda load: load.prefix_cache_hits_total)
         yield _counter("num_preemptions", "Preemptions.", loads, lambda load: load.preemptions_total)
-        yield from self._collect_ranks()
+        yield self._states()
 
-    def _collect_ranks(self) -> Iterator[Metric]:
+    def _states(self) -> Metric:
         states = GaugeMetricFamily("muster:rank_state", "1 for the state the rank is in.", labels=("dp_rank", "state"))
-        attached = GaugeMetricFamily(
-            "muster:rank_attached", "1 when this gateway can submit to the rank.", labels=("dp_rank",)
-        )
-        served = self._served_ranks()
         for rank in self._cluster.progress():
-            attached.add_metric((str(rank.rank),), float(rank.rank in served))
             for state in RankState:
                 if state is not RankState.UNKNOWN:
                     states.add_metric((str(rank.rank), state.value), float(rank.state == state.value))
-        yield states
-        yield attached
+        return states
 
 
 def _gauge(

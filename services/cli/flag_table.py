@@ -232,6 +232,10 @@ REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launch
 WAIT_UNTIL_READY = Flag("--wait-until-ready", CONNECTION, "Take no connections before a rank serves.", None, False)
 GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
                     shown_default="host name and process id")  # fmt: skip
+METRICS_DIR = Flag(
+    "--metrics-dir", CONNECTION, "Shared by gateways of one port: each then shows the metrics of all of them.",
+    values.path, metavar="DIRECTORY", shown_default="each counts for itself",
+)  # fmt: skip
 GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends requests to, as in 0,2,4-7.",
                      values.rank_list, metavar="RANKS", shown_default="all of them")  # fmt: skip
 
@@ -261,7 +265,7 @@ ENGINE = (
     LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (
-    HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
+    HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip

@@ -146,9 +146,20 @@ def _head_timeout_s(values: Mapping[str, Any]) -> float | None:
     return given or None
 
 
+def _share_metrics(directory: Path) -> None:
+    """prometheus_client decides by this variable, when it is imported, where metrics are kept."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FlagValueError(f"--metrics-dir {directory}: {error.strerror}; give a directory to write to") from None
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(directory)
+
+
 def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
     values = read_flags(flag_table.GATEWAY, namespace, environment)
     set_up_logging(values["log_level"], values["log_format"], "gateway")
+    if values["metrics_dir"] is not None:
+        _share_metrics(values["metrics_dir"])
     from services.gateway.server import GatewayOptions, run_gateway
     from services.rpc.runtime import run
 
@@ -171,6 +182,7 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         max_body_bytes=values["max_body_size"],
         ping_interval_s=values["ping_interval"],
         shutdown_timeout_s=values["shutdown_timeout"],
+        metrics_dir=values["metrics_dir"],
         max_rank_losses=values["max_rank_losses"],
         security=security_of(values),
     )

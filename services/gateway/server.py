@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from muster import v1 as wire
 
@@ -67,6 +68,7 @@ class GatewayOptions:
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
     shutdown_timeout_s: float = 30.0
+    metrics_dir: Path | None = None  # shared with the gateways whose metrics are added up with this one's
     max_rank_losses: int = 2  # under one request, before it counts as their cause
     security: Security = OPEN
 
@@ -125,6 +127,7 @@ class _Gateway:
             host_id=host_id(),
             dial=Dialer(options.security).dial,
             scope=options.ranks or None,
+            metrics_directory=options.metrics_dir,
             limits=GenerationLimits(max_losses=options.max_rank_losses),
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)

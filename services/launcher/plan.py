@@ -47,6 +47,10 @@ class Places:
         return self.runtime_dir / "head.sock"
 
     @property
+    def metrics_dir(self) -> Path:
+        return self.runtime_dir / "metrics"
+
+    @property
     def head_targets_file(self) -> Path:
         return self.runtime_dir / "head.targets"
 
@@ -130,6 +134,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--host", options.host, "--port", str(options.port)]
     arguments += ["--http-fd", *map(str, places.http_fds)]
     arguments += ["--grpc-port", str(places.grpc_port), "--reuse-port"]
+    arguments += ["--metrics-dir", str(places.metrics_dir)]
     arguments += _given("--request-timeout", options.request_timeout)
     arguments += ["--max-body-size", str(options.max_body_size), "--ping-interval", _number(options.ping_interval)]
     arguments += ["--open-metrics"] if options.open_metrics else []

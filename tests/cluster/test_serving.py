@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import grpc
+import httpx
+import psutil
 import pytest
 from muster import v1 as wire
 
@@ -97,3 +99,51 @@ def test_two_gateways_share_the_ports_and_one_may_die(launch: Launch) -> None:
     second.kill()
     assert [complete(cluster).status_code for _ in range(10)] == [200] * 10
     assert cluster.stop() == 0
+
+
+def test_every_gateway_shows_the_totals_of_all(launch: Launch) -> None:
+    """T53: with several gateways behind one port, a scrape reaches any of them and must not count that one alone."""
+    cluster = launch("-dp", "2", "--api-server-count", "3")
+    cluster.wait_until_ready()
+    cluster.wait_for(lambda: len(cluster.status()["roster"]["gateways"]) == 3, "three gateways in the roster")
+    num_requests = 12
+    for number in range(num_requests):
+        assert complete(cluster, num_tokens=3, rank=number % 2).status_code == 200
+    first = cluster.children("gateway")[0]
+    by_gateway = {process.pid: scrape(cluster, process) for process in cluster.children("gateway")}
+    assert len(by_gateway) == 3
+    for totals in by_gateway.values():
+        assert total(totals, "muster:request_success_total") == num_requests
+        assert total(totals, "muster:e2e_request_latency_seconds_count") == num_requests
+        assert total(totals, 'muster:http_requests_total{method="POST"') == num_requests
+        assert total(totals, "muster:gateway_requests_open") == 0
+        assert sum(name.startswith("muster:rank_attached{") for name in totals) == 3 * 2
+    # Engines report once a second at the latest.
+    generated = "muster:generation_tokens_total"
+    cluster.wait_for(lambda: total(scrape(cluster, first), generated) == 3 * num_requests, "the engines' totals")
+    first.kill()
+    cluster.wait_for_output(r"gateway 0 ended \(killed by SIGKILL\)")
+    cluster.wait_for(lambda: len(cluster.status()["roster"]["gateways"]) == 3, "the gateway's return")
+    for process in cluster.children("gateway"):
+        totals = scrape(cluster, process)
+        assert total(totals, "muster:request_success_total") == num_requests, "counts went back with their gateway"
+        assert sum(name.startswith("muster:rank_attached{") for name in totals) == 3 * 2, "the dead one's gauges stayed"
+    assert cluster.stop() == 0
+
+
+def scrape(cluster: Cluster, gateway: psutil.Process) -> dict[str, float]:
+    """What this gateway's /metrics says: the others are stopped meanwhile, so that it takes the connection."""
+    others = [process for process in cluster.children("gateway") if process.pid != gateway.pid]
+    for process in others:
+        process.suspend()
+    try:
+        text = httpx.get(f"{cluster.url}/metrics", timeout=30).text
+    finally:
+        for process in others:
+            process.resume()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def total(totals: dict[str, float], prefix: str) -> float:
+    return sum(value for name, value in totals.items() if name.startswith(prefix))
