@@ -41,6 +41,7 @@ FORBIDDEN: dict[str, set[str]] = {
     },
     "services/engine": {"torch", "gateway", "tests", "starlette", "uvicorn"},
     "services/gateway": {"engine", "torch", "numpy", "tests", "starlette", "uvicorn", "tokenizers", "jinja2"},
+    "services/offline": {"torch", "numpy", "tests", "starlette", "uvicorn", "tokenizers", "jinja2"},
     "protos": {"engine", "services", "gateway", "tests", "torch"},
     "benchmarks": {"engine", "services", "torch", "tests"},
 }
@@ -107,6 +108,7 @@ def test_wire_types_are_written_wire(path: Path) -> None:
         "services.head.server",
         "services.launcher.launcher",
         "services.gateway.server",
+        "services.offline.runner",
         "gateway.app",
     ],
 )

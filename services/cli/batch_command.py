@@ -4,74 +4,130 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Container, Mapping
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 import httpx
 
 from services.cli import flag_table
+from services.cli.batch_output import open_output
 from services.cli.batch_run import BatchLimits, BatchRun
-from services.cli.batch_server import OwnServer, OwnServerError
 from services.cli.flag import FlagValueError, read_flags
+from services.offline.options import OfflineRun, offline_run
+from services.offline.transport import OfflineError, OfflineTransport
 
 _PROGRESS_INTERVAL_S = 2.0
+_MAX_CONCURRENT = 64
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Returns 0 when every line was answered with 200, else 1; 2 for files and flags that cannot be."""
+    """Returns 0 when every line was answered with 200, else 1; 2 for files and flags that cannot be, 130 and 143 after
+    Ctrl-C and SIGTERM."""
     values = read_flags(flag_table.RUN_BATCH, namespace, environment)
     for field in ("input_file", "output_file"):
         if values[field] is None:
             raise FlagValueError(f"--{field.replace('_', '-')} is missing: give a file, or - for the standard one")
-    if namespace.serve and values["url"] is not None:
+    is_offline = values["offline"] or bool(namespace.model_and_flags)
+    if is_offline and values["url"] is not None:
         raise FlagValueError(
-            f"--url {values['url']} with arguments of muster serve ({' '.join(namespace.serve)}): "
-            "ask a server that runs, or start one; leave one of the two out"
+            f"--url {values['url']} with --offline, or with what follows -- ({' '.join(namespace.model_and_flags)}): "
+            "ask a server that runs, or let the batch start ranks of its own; leave one of the two out"
         )
+    if values["resume"] and values["output_file"] == "-":
+        raise FlagValueError("--resume with --output-file -: there is nothing to go on with; give a file")
+    offline = offline_run(namespace.model_and_flags, environment) if is_offline else None
     with ExitStack() as open_things:
+        answered: Container[str] = frozenset()
+        source, target = sys.stdin, sys.stdout
         try:
-            source = sys.stdin if values["input_file"] == "-" else open_things.enter_context(_reading(values))
-            target = sys.stdout if values["output_file"] == "-" else open_things.enter_context(_writing(values))
+            if values["input_file"] != "-":
+                source = open_things.enter_context(open(values["input_file"], encoding="utf-8", errors="replace"))
+            if values["output_file"] != "-":
+                target, answered = open_output(Path(values["output_file"]), resume=values["resume"])
+                open_things.enter_context(target)
         except OSError as error:
             raise FlagValueError(f"{error.filename}: {error.strerror}") from None
-        url = values["url"] or "http://127.0.0.1:8000"
-        if namespace.serve:
-            try:
-                url = open_things.enter_context(OwnServer(namespace.serve))
-            except OwnServerError as error:
-                print(f"muster run-batch: {error}", file=sys.stderr)
-                return 1
-        return asyncio.run(_run(values, url, source, target, own=bool(namespace.serve)))
+        return asyncio.run(_Batch(values, offline).run(source, target, answered))
 
 
-def _reading(values: Mapping[str, Any]) -> TextIO:
-    return open(values["input_file"], encoding="utf-8", errors="replace")
+class _Batch:
+    """One run, and how it ends."""
+
+    def __init__(self, values: Mapping[str, Any], offline: OfflineRun | None) -> None:
+        self._values = values
+        self._offline = offline
+        self._tally = Tally()
+        self._interrupted_by: int | None = None
+
+    async def run(self, source: TextIO, target: TextIO, answered: Container[str]) -> int:
+        working = asyncio.create_task(self._work(source, target, answered))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._interrupt, number, working)
+        try:
+            await working
+        except asyncio.CancelledError:
+            if self._interrupted_by is None:
+                raise
+            self._tally.tell(last=True)
+            print("interrupted; the same command with --resume goes on", file=sys.stderr)
+            return EXIT_INTERRUPTED if self._interrupted_by == signal.SIGINT else EXIT_TERMINATED
+        except OfflineError as error:
+            print(f"muster run-batch: {error}", file=sys.stderr)
+            return 1
+        self._tally.tell(last=True)
+        return 1 if self._tally.num_failed else 0
+
+    async def _work(self, source: TextIO, target: TextIO, answered: Container[str]) -> None:
+        async with self._client() as client:
+            limits = BatchLimits(max_concurrent=self._max_concurrent)
+            self._tally.start()
+            async with aclosing(BatchRun(client, limits).results(source, answered)) as results:
+                async for number, result in results:
+                    target.write(result.line(number) + "\n")
+                    target.flush()
+                    self._tally.count(succeeded=result.succeeded)
+
+    @asynccontextmanager
+    async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
+        timeout = httpx.Timeout(None, connect=10.0)
+        if self._offline is not None:
+            _say(f"loading the model on {len(self._offline.ranks)} ranks")
+            async with OfflineTransport(self._offline.ranks, on_line=_tell_line) as transport:
+                yield httpx.AsyncClient(transport=transport, base_url="http://offline", timeout=timeout)
+            return
+        key, url = self._values["api_key"], self._values["url"] or "http://127.0.0.1:8000"
+        limits = httpx.Limits(max_connections=self._max_concurrent, max_keepalive_connections=self._max_concurrent)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base = url.rstrip("/").removesuffix("/v1")
+        async with httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, limits=limits) as client:
+            yield client
+
+    @property
+    def _max_concurrent(self) -> int:
+        given: int | None = self._values["max_concurrent"]
+        return given or (_MAX_CONCURRENT if self._offline is None else 2 * self._offline.max_running)
+
+    def _interrupt(self, number: int, working: asyncio.Task[None]) -> None:
+        self._interrupted_by = number
+        working.cancel()
 
 
-def _writing(values: Mapping[str, Any]) -> TextIO:
-    return open(values["output_file"], "w", encoding="utf-8")
+def _tell_line(rank: str, line: str) -> None:
+    print(f"[{rank}] {line}", file=sys.stderr)
 
 
-async def _run(values: Mapping[str, Any], url: str, source: TextIO, target: TextIO, *, own: bool) -> int:
-    headers = {"Authorization": f"Bearer {values['api_key']}"} if values["api_key"] else {}
-    concurrent: int = values["max_concurrent"]
-    limits = BatchLimits(max_concurrent=concurrent)
-    pool = httpx.Limits(max_connections=concurrent, max_keepalive_connections=concurrent)
-    timeout = httpx.Timeout(None, connect=10.0)
-    base = url.rstrip("/").removesuffix("/v1")
-    tally = Tally()
-    async with httpx.AsyncClient(
-        base_url=base, headers=headers, timeout=timeout, limits=pool, trust_env=not own
-    ) as client:
-        async for number, result in BatchRun(client, limits).results(source):
-            target.write(result.line(number) + "\n")
-            target.flush()
-            tally.count(succeeded=result.succeeded)
-    tally.tell(last=True)
-    return 1 if tally.num_failed else 0
+def _say(text: str) -> None:
+    """What only a person wants to see."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
 
 
 class Tally:
@@ -80,6 +136,10 @@ class Tally:
     def __init__(self) -> None:
         self.num_done = 0
         self.num_failed = 0
+        self._started = self._told = time.monotonic()
+
+    def start(self) -> None:
+        """From now on: loading is not answering."""
         self._started = self._told = time.monotonic()
 
     def count(self, *, succeeded: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Container, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 import httpx
@@ -36,15 +37,27 @@ class BatchRun:
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_concurrent)
 
-    async def results(self, lines: Iterable[str]) -> AsyncIterator[tuple[int, BatchResult]]:
-        """(line number from 1, result) for every line that is not blank, in order."""
+    async def results(
+        self, lines: Iterable[str], skip: Container[str | None] = frozenset()
+    ) -> AsyncGenerator[tuple[int, BatchResult], None]:
+        """(line number from 1, result) for every line that is not blank, in order, but those with an id in `skip`."""
         reader = BatchReader()
+        requests = (
+            (number, reader.read(text.removeprefix("\ufeff"), number))
+            for number, text in enumerate(lines, 1)
+            if text.strip()
+        )
+        async with aclosing(self.answers(each for each in requests if each[1].custom_id not in skip)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def answers(
+        self, requests: Iterable[tuple[int, BatchRequest | BatchResult]]
+    ) -> AsyncGenerator[tuple[int, BatchResult], None]:
+        """(number, result) for every request, in order; what is a result already stays one."""
         pending: deque[tuple[int, asyncio.Task[BatchResult]]] = deque()
         try:
-            for number, text in enumerate(lines, 1):
-                if not text.strip():
-                    continue
-                request = reader.read(text.removeprefix("\ufeff"), number)
+            for number, request in requests:
                 await self._slots.acquire()
                 pending.append((number, asyncio.create_task(self._answer(request))))
                 while pending and (pending[0][1].done() or len(pending) > _AHEAD * self._limits.max_concurrent):

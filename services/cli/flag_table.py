@@ -252,6 +252,10 @@ SERVE = (
     ON_GIVEN_UP, MAX_RANK_LOSSES, RUNTIME_DIR, *DOORS,
     LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
+# Those that mean something without ports and other nodes.
+OFFLINE = tuple(
+    flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
+)
 HEAD = (
     DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
     READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
@@ -286,9 +290,15 @@ INPUT_FILE = Flag("--input-file", CONNECTION, "Requests, one JSON object a line;
 OUTPUT_FILE = Flag("--output-file", CONNECTION, "Results, a line for each of the input's; - is standard output.",
                    values.text, short="-o", metavar="FILE")  # fmt: skip
 BATCH_URL = Flag("--url", CONNECTION, "Server to ask.", values.text, metavar="URL", short_variable="MUSTER_BATCH_URL",
-                 shown_default="http://127.0.0.1:8000, or the one that is started")  # fmt: skip
-MAX_CONCURRENT = Flag("--max-concurrent", CONNECTION, "Most requests at one time.", values.whole_number(1, 4096), 64,
-                      metavar="N", unit="requests")  # fmt: skip
+                 shown_default="http://127.0.0.1:8000, unless MODEL or flags follow --")  # fmt: skip
+MAX_CONCURRENT = Flag(
+    "--max-concurrent", CONNECTION, "Most requests at one time.", values.whole_number(1, 65536), metavar="N",
+    shown_default="64 of a server, twice what all ranks run at a time of a run of its own",
+)  # fmt: skip
+OFFLINE_SWITCH = Flag("--offline", CONNECTION, "Start ranks for the batch, and no server; so does what follows --.",
+                      None, False)  # fmt: skip
+RESUME = Flag("--resume", CONNECTION, "Keep what --output-file has, and ask for what it has not or what failed.", None,
+              False)  # fmt: skip
 TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.positive_seconds, 1.0,
                     metavar="SECONDS", unit="seconds")  # fmt: skip
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
@@ -308,7 +318,7 @@ ASKING_HEAD = (KNOWN_HEAD_TARGET, LOOK_IN, *DIALLING)
 
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (*ASKING_HEAD, STATUS_TIMEOUT)
-RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)
+RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, RESUME, OFFLINE_SWITCH, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)
 TOP = (*ASKING_HEAD, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (*ASKING_HEAD, DRAIN_TIMEOUT)
 UNDRAIN = ASKING_HEAD

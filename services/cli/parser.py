@@ -40,6 +40,9 @@ def _add_servers(commands: Any) -> None:
     engine = _add(commands, "engine", "process_commands", flag_table.ENGINE, "[MODEL] [flags]",
                   "Run the engine of one rank alone.", function="run_engine_command")  # fmt: skip
     _add_model(engine)
+    rank = _add(commands, "offline-rank", "process_commands", flag_table.ENGINE, "MODEL [flags]", None,
+                function="run_offline_rank_command")  # fmt: skip
+    _add_model(rank)
     _add(commands, "gateway", "process_commands", flag_table.GATEWAY, "[flags]",
          "Run a gateway alone: REST and gRPC for clients.", function="run_gateway_command")  # fmt: skip
 
@@ -50,8 +53,10 @@ def _add_clients(commands: Any) -> None:
     chat.add_argument("prompt", nargs="*", metavar="PROMPT", help="question to answer once; without it, a conversation")
     batch = _add(commands, "run-batch", "batch_command", flag_table.RUN_BATCH,
                  "-i IN.jsonl -o OUT.jsonl [flags] [-- [MODEL] [flags of muster serve]]",
-                 "Answer a file of requests, with a running server or one of its own.")  # fmt: skip
-    batch.add_argument("serve", nargs="*", metavar="MODEL", help="after --: model and flags of a server to start")
+                 "Answer a file of requests, with a running server or without any.")  # fmt: skip
+    batch.add_argument(
+        "model_and_flags", nargs="*", metavar="MODEL", help="after --: model and flags of ranks to start"
+    )
     certs = _add(commands, "certs", "certs_command", flag_table.CERTS, "[NODE ...] [flags]",
                  "Make an authority and certificates for development.")  # fmt: skip
     certs.add_argument("nodes", nargs="*", metavar="NODE", help="name or address of a node; one certificate for each")
@@ -97,11 +102,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(
-    commands: Any, name: str, module: str, flags: Sequence[Flag], usage: str, help_text: str, *, function: str = "run"
-) -> argparse.ArgumentParser:
+    commands: Any, name: str, module: str, flags: Sequence[Flag], usage: str, help_text: str | None, *,
+    function: str = "run",
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Without a help text the command is not listed."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=help_text,
+        **({} if help_text is None else {"help": help_text}),
         description=help_text,
         usage=f"muster {name} {usage}".rstrip(),
         epilog=_PRECEDENCE if flags else None,

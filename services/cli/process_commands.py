@@ -79,6 +79,17 @@ def run_engine_command(namespace: argparse.Namespace, environment: Mapping[str, 
     return run(run_engine(options))
 
 
+def run_offline_rank_command(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """One rank of an offline run, started by `services.offline.transport` with an engine's flags."""
+    values = read_flags(flag_table.ENGINE, namespace, environment)
+    set_up_logging(values["log_level"], values["log_format"], f"rank {values['rank']}")
+    from services.offline.worker import run_worker
+    from services.rpc.runtime import run
+
+    options = engine_options(values, Path(namespace.model), Path(namespace.model).stem)
+    return run(run_worker(options.engine, options.served_model_names))
+
+
 def _check_rank(values: Mapping[str, Any]) -> None:
     rank, size = values["rank"], values["data_parallel_size"]
     if rank >= size:
