@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cluster.answers import completion_body
+from tests.cluster.answers import ask_rank
 from tests.cluster.load import NUM_CLIENTS, SustainedLoad, undisturbed_texts
 from tests.support.cluster import Cluster
 from tests.support.nodes import Node, Nodes
@@ -48,6 +49,10 @@ class Trio:
     def start_left(self) -> Cluster:
         self.left = self._start("left", *self._join, "--headless", "-dpr", "1")
         return self.left
+
+    def start_again_as(self, name: str, *flags: str) -> Cluster:
+        """A further launcher on a node."""
+        return self._start(name, *self._join, *flags)
 
     def load(self) -> SustainedLoad:
         return SustainedLoad(self.url, enter=self._enter, expected=self._texts)
@@ -158,8 +163,7 @@ def test_a_gateway_of_another_node_serves_the_ranks_of_all_nodes(trio: Trio) -> 
     try:
         trio.head.wait_for(lambda: right.call(lambda: _is_ready(url)), "a gateway that is ready")
         for rank in range(3):
-            body, headers = completion_body(num_tokens=4), {"X-data-parallel-rank": str(rank)}
-            answer = right.call(lambda b=body, h=headers: httpx.post(f"{url}/v1/completions", json=b, headers=h, timeout=30))  # type: ignore[misc]  # fmt: skip
+            answer = right.call(partial(ask_rank, url, rank))
             assert answer.status_code == 200, answer.text
         assert "far" in [entry.name for entry in trio.head.roster().gateways]
     finally:
@@ -172,6 +176,20 @@ def _is_ready(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_second_node_with_the_same_ranks_is_turned_away_and_disturbs_nobody(trio: Trio) -> None:
+    before = trio.head.roster().ranks[1]
+    with trio.load() as load:
+        second = trio.start_again_as("right", "--headless", "-dpr", "1")
+        assert second.wait() == 1
+        load.wait_for_answers(NUM_CLIENTS)
+    assert load.problems == []
+    assert f"rank 1 ready on {before.host} (pid {before.pid})" in second.output
+    assert "engine 1 was rejected (exit code 3)" in second.output.splitlines()[-1]
+    assert "start this engine with a rank of its own" in second.output
+    after = trio.head.roster().ranks[1]
+    assert (after.pid, after.incarnation, after.since) == (before.pid, before.incarnation, before.since)
 
 
 def test_everybody_stops_in_order(trio: Trio) -> None:
