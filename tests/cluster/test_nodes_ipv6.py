@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.answers import ask_rank
-from tests.cluster.test_nodes import HEARTBEATS, MODEL_FLAGS
+from tests.cluster.trio import HEARTBEATS, MODEL_FLAGS
 from tests.support.cluster import Cluster
 from tests.support.nodes import Nodes
 
