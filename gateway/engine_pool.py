@@ -42,6 +42,7 @@ class EnginePool:
         self._links: dict[int, EngineLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._unreachable: dict[int, int] = {}  # ranks without an address for us: the incarnation that was told
 
     @property
     def num_handles(self) -> int:
@@ -91,7 +92,11 @@ class EnginePool:
     def _open(self, rank: Rank) -> None:
         target = choose_target(rank.targets, same_host=rank.host_id == self._host_id)
         if target is None:
-            logger.warning(
+            # Once per process: the roster changes often, and nothing here does.
+            level = logging.DEBUG if self._unreachable.get(rank.rank) == rank.incarnation else logging.WARNING
+            self._unreachable[rank.rank] = rank.incarnation
+            logger.log(
+                level,
                 "rank %d on host %s offers no address this gateway can reach: %s; give the engine a TCP address "
                 "with --host and --advertise-host",
                 rank.rank,

@@ -1,4 +1,4 @@
-"""The settings that must be equal on all ranks, in the one spelling that head and engines compare."""
+"""The settings that must, or should, be equal on all ranks, in the one spelling that head and engines compare."""
 
 from __future__ import annotations
 
@@ -30,4 +30,16 @@ def canonical_configuration(
         "block-size": str(block_size),
         "seed": str(seed),
         "served-model-name": ",".join(served_model_names),
+    }
+
+
+def advisory_configuration(
+    *, max_num_seqs: int, max_num_batched_tokens: int, max_num_queued_reqs: int, enable_prefix_caching: bool
+) -> dict[str, str]:
+    """Settings that may differ, between nodes of different size, but more often do by mistake: worth a warning."""
+    return {
+        "max-num-seqs": str(max_num_seqs),
+        "max-num-batched-tokens": str(max_num_batched_tokens),
+        "max-num-queued-reqs": str(max_num_queued_reqs),
+        "enable-prefix-caching": "on" if enable_prefix_caching else "off",
     }

@@ -224,6 +224,8 @@ LOCAL_RANKS = Flag("--local-ranks", PARALLEL, "Ranks kept for the head's own lau
                    metavar="FIRST-LAST")  # fmt: skip
 CONFIGURATION = Flag("--configuration", PARALLEL, "Settings every rank must have.", values.setting, (),
                      metavar="KEY=VALUE", several=True)  # fmt: skip
+ADVICE = Flag("--advice", PARALLEL, "Settings every rank should have; a difference is a warning.", values.setting, (),
+              metavar="KEY=VALUE", several=True)  # fmt: skip
 TARGETS_FILE = Flag("--targets-file", CONNECTION, "File that gets the targets listened on, one a line.", values.path,
                     metavar="PATH")  # fmt: skip
 HTTP_FD = Flag("--http-fd", CONNECTION, "Listening sockets inherited from the launcher, instead of --host and --port.",
@@ -257,8 +259,8 @@ OFFLINE = tuple(
     flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
 )
 HEAD = (
-    DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE,
-    READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT, UNIX_PATH,
+    TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from services.cli.flag import FlagValueError
+from services.cli.foreign_flags import instead_of
 from services.cli.parser import build_parser
 from services.launcher.parent_death import end_with_parent
 
@@ -27,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_USAGE
     if unknown:
-        return _usage(namespace.prog, _unknown_text(unknown[0], namespace.flag_names))
+        given = sys.argv[1:] if arguments is None else arguments
+        return _usage(namespace.prog, instead_of(given, unknown[0]) or _unknown_text(unknown[0], namespace.flag_names))
     try:
         return int(namespace.run(namespace, os.environ))
     except FlagValueError as error:

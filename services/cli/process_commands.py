@@ -13,7 +13,7 @@ from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
 from services.cli.security_flags import security_of
-from services.configuration import canonical_configuration
+from services.configuration import advisory_configuration, canonical_configuration
 
 # The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
 HEADLESS_HEAD_TIMEOUT_S = 300.0
@@ -32,6 +32,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         deployment_id=values["deployment_id"],
         data_parallel_size=values["data_parallel_size"],
         configuration=dict(values["configuration"]),
+        advice=dict(values["advice"]),
         host=values["host"],
         port=values["port"],
         unix_path=values["unix_path"],
@@ -113,6 +114,12 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         seed=values["seed"],
         served_model_names=names,
     )
+    advice = advisory_configuration(
+        max_num_seqs=values["max_num_seqs"],
+        max_num_batched_tokens=values["max_num_batched_tokens"],
+        max_num_queued_reqs=values["max_num_queued_reqs"],
+        enable_prefix_caching=values["enable_prefix_caching"],
+    )
     return EngineOptions(
         engine=engine_config(
             model_path=model_path,
@@ -143,7 +150,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         served_model_names=names,
         local=values["local"],
         headless=values["headless"],
-        configuration=configuration,
+        configuration={**configuration, **advice},
         shutdown_timeout_s=values["shutdown_timeout"],
         head_timeout_s=_head_timeout_s(values),
         security=security_of(values),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.config import EngineConfig
 from services.rpc.identity import host_name
+from services.rpc.listening import is_wildcard
 from services.rpc.security import OPEN, Security
 
 
@@ -36,7 +37,7 @@ class EngineOptions:
 
 def tcp_target(host: str, port: int) -> str:
     """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
-    if host in {"", "*", "0.0.0.0", "::"}:
+    if is_wildcard(host):
         host = host_name()
     try:
         address = ipaddress.ip_address(host.strip("[]"))

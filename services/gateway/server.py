@@ -26,7 +26,7 @@ from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name
-from services.rpc.listening import ListenError
+from services.rpc.listening import ListenError, is_wildcard
 from services.rpc.runtime import stop_event
 from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import RpcServer
@@ -225,11 +225,12 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
 def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
     # The pid alone is not unique: containers count their processes from 1.
     name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
+    host = host_name() if is_wildcard(options.host) else options.host
     return wire.GatewayEntry(
         name=name,
         host=host_name(),
         pid=os.getpid(),
-        http_url=f"http://{join_host_port(options.host, http_port)}",
-        grpc_target=join_host_port(options.host, grpc_port),
+        http_url=f"http://{join_host_port(host, http_port)}",
+        grpc_target=join_host_port(host, grpc_port),
         ranks=options.ranks,
     )

@@ -56,6 +56,7 @@ class Rules:
     protocol_max: int
     product_version: str
     configuration: Mapping[str, str] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)  # settings that should be equal too
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,13 @@ def warnings_about(hello: Introduction, rules: Rules) -> list[str]:
             f"it runs version {hello.product_version or 'unknown'}, the head runs {rules.product_version};"
             " use one version everywhere unless this is a rolling upgrade"
         )
-    unknown = sorted(set(hello.configuration) - set(rules.configuration))
+    found += [
+        f"it has {key} {hello.configuration[key]!r}, the head {rules.advice[key]!r}; it serves, but unlike the others "
+        f"unless that is meant: give the same --{key} on every node"
+        for key in sorted(rules.advice)
+        if key in hello.configuration and hello.configuration[key] != rules.advice[key]
+    ]
+    unknown = sorted(set(hello.configuration) - set(rules.configuration) - set(rules.advice))
     if unknown:
         found.append(f"the head cannot compare its settings {', '.join(unknown)}")
     return found

@@ -294,12 +294,9 @@ class Roster:
         """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one."""
         free = [record for record in self._ranks if record.lease is None]
         if not free:
-            raise Rejection(
-                Fault.FULL,
-                "NO_FREE_RANK",
-                f"all {len(self._ranks)} ranks are taken",
-                (Mismatch("rank", "no free rank", "any", "start fewer engines, or raise --data-parallel-size on every node"),),
-            )
+            fix = "start fewer engines, or raise --data-parallel-size on every node"
+            difference = Mismatch("rank", "no free rank", "any", fix)
+            raise Rejection(Fault.FULL, "NO_FREE_RANK", f"all {len(self._ranks)} ranks are taken", (difference,))
 
         def preference(record: RankRecord) -> tuple[bool, bool, int]:
             was_mine = record.engine is not None and record.engine.is_same_process(hello)

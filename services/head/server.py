@@ -37,7 +37,8 @@ _STOP_GRACE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """`configuration` holds the settings that every rank must share, key = flag name without dashes in front.
+    """`configuration` holds the settings that every rank must share, key = flag name without dashes in front, and
+    `advice` those of which a difference is a warning.
 
     `host` and `port` are bound (port 0 takes a free one), and `unix_path` beside them. `local_ranks` are started
     by this node's launcher; it only makes the progress lines more helpful.
@@ -46,6 +47,7 @@ class HeadOptions:
     deployment_id: str
     data_parallel_size: int
     configuration: Mapping[str, str] = field(default_factory=dict)
+    advice: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 0
     unix_path: Path | None = None
@@ -112,6 +114,7 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         protocol_max=PROTOCOL_MAX,
         product_version=__version__,
         configuration=options.configuration,
+        advice=options.advice,
     )
     timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
     control = ControlPlane(

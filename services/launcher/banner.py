@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from services.launcher.plan import join_host_port
 from services.rpc.security import OPEN, Security
 
+_CHAT_URL = "http://127.0.0.1:8000"  # what `muster chat` asks without --url
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -58,7 +59,7 @@ class Banner:
         ranks = f"{self.num_ranks} rank{'s' if self.num_ranks != 1 else ''}"
         strong, plain = ("\x1b[1;32m", "\x1b[0m") if colour else ("", "")
         key = " -H 'Authorization: Bearer KEY'" if self.needs_key else ""
-        chat = "muster chat" if self.port == 8000 else f"muster chat --url {self.url}"
+        chat = "muster chat" if self.url == _CHAT_URL else f"muster chat --url {self.url}"
         messages = '"messages": [{"role": "user", "content": "What is gravity?"}]'
         body = f'{{"model": "{self.model_name}", {messages}, "max_tokens": 100}}'
         return [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from services.configuration import canonical_configuration
+from services.configuration import advisory_configuration, canonical_configuration
 from services.launcher.options import ServeOptions
 
 # The variables that carry secrets to a gateway: a command line can be read by everybody on the machine.
@@ -75,6 +75,13 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
         served_model_names=places.served_model_names,
     )
     arguments += ["--configuration", *(f"{key}={value}" for key, value in configuration.items())]
+    advice = advisory_configuration(
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_queued_reqs=options.max_num_queued_reqs,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    arguments += ["--advice", *(f"{key}={value}" for key, value in advice.items())]
     return ChildSpec("head", (*arguments, *options.security.flags(), *_logging(options)))
 
 

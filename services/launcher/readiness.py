@@ -68,7 +68,8 @@ class Readiness:
     def missing(self) -> str:
         """Which ranks are not ready, and what they are busy with."""
         if not self._head_seen:
-            return f"no head answered at {self._target}"
+            where = "" if self._target.startswith("unix:") else " (--data-parallel-address, --data-parallel-rpc-port)"
+            return f"no head answered at {self._target}{where}"
         late = [f"rank {e.rank}: {progress.state_text(e)}" for e in self._entries if e.state != wire.RANK_STATE_READY]
         unknown = self._num_expected - len(self._entries)
         if unknown > 0:

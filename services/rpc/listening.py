@@ -51,6 +51,11 @@ def is_loopback(host: str) -> bool:
         return bare == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether `host` stands for all addresses of whoever binds it, and so for none that others could dial."""
+    return host.removeprefix("[").removesuffix("]") in ("", "*", "0.0.0.0", "::")
+
+
 def resolve(host: str, *, flags: str) -> list[TcpAddress]:
     """The numeric addresses behind an IPv4 or IPv6 address (brackets allowed) or a name."""
     bare = host.removeprefix("[").removesuffix("]")

@@ -29,6 +29,9 @@ __all__ = ["AddressInUseError", "ListenError", "RpcServer", "check_doors"]
 
 _log = logging.getLogger(__name__)
 
+# A connection that has not said what HTTP/2 begins with by then is closed; gRPC's own limit is two minutes.
+_HANDSHAKE_TIMEOUT_MS = 10_000
+
 _CHANNELZ_SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 
 
@@ -155,6 +158,7 @@ def _options(reuse_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
         # A client that vanished without closing is noticed within 30 s.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),

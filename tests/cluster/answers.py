@@ -27,6 +27,12 @@ def complete(cluster: Cluster, *, num_tokens: int = 8, rank: int | None = None, 
     return httpx.post(f"{cluster.url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S)
 
 
+def ask_rank(url: str, rank: int) -> httpx.Response:
+    """A few tokens from one rank, over the gateway at `url`."""
+    body, headers = completion_body(num_tokens=4), {"X-data-parallel-rank": str(rank)}
+    return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=TIMEOUT_S)
+
+
 class StreamedAnswer:
     """One streamed completion, read by a thread of its own."""
 

@@ -26,6 +26,7 @@ class SustainedLoad:
         self.expected = dict(expected or {})
         self.problems: list[str] = []
         self.num_answers = 0
+        self.longest_pause_s = 0.0  # that a client has seen within an answer or before its first token
         self._num_begun = 0
         self._url = url
         self._enter = enter
@@ -72,11 +73,12 @@ class SustainedLoad:
 
     def _ask(self, client: httpx.Client, number: int) -> None:
         body = completion_body(num_tokens=NUM_TOKENS, prompt=f"Client {number} asks", stream=True)
-        text, reason = "", None
+        text, reason, heard_s = "", None, time.monotonic()
         with client.stream("POST", f"{self._url}/v1/completions", json=body) as response:
             if response.status_code != 200:
                 raise AssertionError(f"status {response.status_code}: {response.read().decode()}")
             for event in events(response):
+                heard_s = self._note_pause(heard_s)
                 if "error" in event:
                     raise AssertionError(f"after {len(text)} characters: {event['error']}")
                 if not text:
@@ -90,6 +92,12 @@ class SustainedLoad:
         assert text == expected, f"another text than undisturbed: {text!r} instead of {expected!r}"
         with self._lock:
             self.num_answers += 1
+
+    def _note_pause(self, since_s: float) -> float:
+        now_s = time.monotonic()
+        with self._lock:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - since_s)
+        return now_s
 
 
 def undisturbed_texts(url: str, enter: Callable[[], None]) -> dict[int, str]:

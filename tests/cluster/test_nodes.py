@@ -11,63 +11,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cluster.answers import completion_body
-from tests.cluster.load import NUM_CLIENTS, SustainedLoad, undisturbed_texts
-from tests.support.cluster import Cluster
+from tests.cluster.answers import ask_rank
+from tests.cluster.load import NUM_CLIENTS
+from tests.cluster.trio import Trio
 from tests.support.nodes import Node, Nodes
 
 pytestmark = pytest.mark.cluster
-
-MODEL_FLAGS = ("--dtype", "float32", "--max-model-len", "1024", "--num-blocks", "512")
-# Short, so that a test need not wait long for a silence to be noticed, and long enough for two busy cores.
-HEARTBEATS = ("--heartbeat-interval", "500ms", "--heartbeat-timeout", "3s")
-
-
-class Trio:
-    """The head's node with rank 0, `left` with rank 1 and `right` with rank 2."""
-
-    def __init__(self, model: Path, nodes: Nodes, running: ExitStack) -> None:
-        self._model = model
-        self._running = running
-        self.nodes = nodes
-        address = nodes["head"].address
-        self._join = ("-dp", "3", "-dpl", "1", "--data-parallel-address", address, *MODEL_FLAGS)
-        self.head = self._start("head", *self._join, "--host", address, *HEARTBEATS)
-        self.left = self.start_left()
-        self.right = self._start("right", *self._join, "--headless", "-dpr", "2")
-        self.head.wait_until_ready()
-        self.url = self.head.url
-        self._enter = nodes["head"].enter
-        self._texts = undisturbed_texts(self.url, self._enter)
-
-    def start_left(self) -> Cluster:
-        self.left = self._start("left", *self._join, "--headless", "-dpr", "1")
-        return self.left
-
-    def load(self) -> SustainedLoad:
-        return SustainedLoad(self.url, enter=self._enter, expected=self._texts)
-
-    def get(self, path: str) -> httpx.Response:
-        return self.nodes["head"].call(lambda: httpx.get(f"{self.url}{path}", timeout=30))
-
-    def num_continued(self, rank: int) -> float:
-        """Answers that a loss of this rank interrupted and another rank went on with."""
-        for line in self.get("/metrics").text.splitlines():
-            name, _, value = line.rpartition(" ")
-            if name.startswith("muster:request_continued_total{") and f'rank="{rank}"' in name:
-                return float(value)
-        return 0.0
-
-    def wait_for_state(self, rank: int, state: str) -> None:
-        self.head.wait_for(lambda: self.head.state(rank) == state, f"rank {rank} {state}")
-
-    def _start(self, name: str, *flags: str) -> Cluster:
-        return self._running.enter_context(Cluster(self._model, *flags, node=self.nodes[name]))
 
 
 @pytest.fixture(scope="module")
@@ -158,8 +113,7 @@ def test_a_gateway_of_another_node_serves_the_ranks_of_all_nodes(trio: Trio) -> 
     try:
         trio.head.wait_for(lambda: right.call(lambda: _is_ready(url)), "a gateway that is ready")
         for rank in range(3):
-            body, headers = completion_body(num_tokens=4), {"X-data-parallel-rank": str(rank)}
-            answer = right.call(lambda b=body, h=headers: httpx.post(f"{url}/v1/completions", json=b, headers=h, timeout=30))  # type: ignore[misc]  # fmt: skip
+            answer = right.call(partial(ask_rank, url, rank))
             assert answer.status_code == 200, answer.text
         assert "far" in [entry.name for entry in trio.head.roster().gateways]
     finally:
@@ -172,6 +126,20 @@ def _is_ready(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
     except httpx.TransportError:
         return False
+
+
+def test_a_second_node_with_the_same_ranks_is_turned_away_and_disturbs_nobody(trio: Trio) -> None:
+    before = trio.head.roster().ranks[1]
+    with trio.load() as load:
+        second = trio.start_again_as("right", "--headless", "-dpr", "1")
+        assert second.wait() == 1
+        load.wait_for_answers(NUM_CLIENTS)
+    assert load.problems == []
+    assert f"rank 1 ready on {before.host} (pid {before.pid})" in second.output
+    assert "engine 1 was rejected (exit code 3)" in second.output.splitlines()[-1]
+    assert "start this engine with a rank of its own" in second.output
+    after = trio.head.roster().ranks[1]
+    assert (after.pid, after.incarnation, after.since) == (before.pid, before.incarnation, before.since)
 
 
 def test_everybody_stops_in_order(trio: Trio) -> None:

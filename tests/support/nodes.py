@@ -73,9 +73,7 @@ class Node:
         self._cable: subprocess.Popen[str] | None = None
         _ip("netns", "add", self._namespace)
         self._in_node("link", "set", "lo", "up")
-        self._in_switch(
-            "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._namespace
-        )
+        self._in_switch("link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", self._namespace)
         self._in_switch("link", "set", self._port, "master", "bridge", "up")
         nodad = ("nodad",) if ipv6 else ()  # duplicate address detection takes seconds, and there are none
         self._in_node("address", "add", f"{self.address}/{network.prefixlen}", "dev", "eth0", *nodad)

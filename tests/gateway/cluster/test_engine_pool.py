@@ -19,6 +19,7 @@ from gateway.ranks import Rank, RankState
 from gateway.targets import choose_target
 from services.rpc.channels import dial
 from tests.support.fake_engine import EngineScript, FakeEngine
+from tests.support.own_records import own_records
 from tests.support.waiting import eventually
 
 
@@ -178,10 +179,14 @@ async def test_unix_sockets_between_processes_of_one_host(tmp_path: Path) -> Non
     await engine.stop()
 
 
-async def test_an_unreachable_rank_is_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unreachable_rank_is_named_in_the_log_once_per_process(caplog: pytest.LogCaptureFixture) -> None:
     pool = EnginePool(gateway="g", host_id="here", dial=dial, changed=ChangeSignal())
-    pool.reconcile({4: Rank(4, RankState.READY, 1, host="far", host_id="there", targets=("unix:/run/e4.sock",))})
-    assert "rank 4 on host far" in caplog.text
+    targets = ("unix:/run/e4.sock", "127.0.0.1:7")
+    for incarnation in (1, 1, 2, 2):
+        pool.reconcile({4: Rank(4, RankState.READY, incarnation, host="far", host_id="there", targets=targets)})
+    said = [record.message for record in own_records(caplog) if record.levelname == "WARNING"]
+    assert len(said) == 2
+    assert "rank 4 on host far offers no address this gateway can reach: unix:/run/e4.sock, 127.0.0.1:7" in said[0]
     await pool.close()
 
 

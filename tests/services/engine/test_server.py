@@ -305,7 +305,7 @@ def test_targets_others_dial(host: str, target: str) -> None:
     assert tcp_target(host, 5) == target
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]", ""])
 def test_wildcards_are_never_advertised(host: str) -> None:
     assert "0.0.0.0" not in tcp_target(host, 5)
     assert "::" not in tcp_target(host, 5)

@@ -70,6 +70,11 @@ class Head:
     control: ControlPlane
     clock: ManualClock
     channel: grpc.aio.Channel
+    port: int
+
+    def another_channel(self) -> grpc.aio.Channel:
+        """A connection of its own."""
+        return dial(f"127.0.0.1:{self.port}")
 
     @property
     def rendezvous(self) -> wire.RendezvousServiceAsyncStub:
@@ -103,7 +108,7 @@ class Head:
     async def until_heard(self, rank: int) -> None:
         """Everything that the rank's engine has sent was read: it is heard as of now."""
         async with asyncio.timeout(DEADLINE_S):
-            while self.control.roster.ranks[rank].heard_s < self.clock():
+            while self.control.roster.ranks[rank].heard_s < self.clock():  # noqa: ASYNC110  (no change to wait for)
                 await asyncio.sleep(0.002)
 
     def pass_time(self, seconds: float) -> None:
@@ -133,7 +138,7 @@ async def running_head(rules: Rules = RULES, timing: Timing | None = None) -> As
     await server.start()
     try:
         async with dial(f"127.0.0.1:{port}") as channel:
-            yield Head(control, clock, channel)
+            yield Head(control, clock, channel, port)
     finally:
         control.close()
         await server.stop(0)

@@ -154,3 +154,12 @@ def test_names_that_would_forge_log_lines_or_steer_terminals_are_refused(name: s
     assert [wrong.field for wrong in caught.value.mismatches] == [name]
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
+
+
+def test_settings_that_should_be_equal_are_warned_of() -> None:
+    advised = rules(advice={"max-num-seqs": "64", "enable-prefix-caching": "on"})
+    hello = introduction(configuration={**advised.configuration, "max-num-seqs": "8", "enable-prefix-caching": "on"})
+    (warning,) = warnings_about(hello, advised)
+    assert "max-num-seqs '8', the head '64'" in warning
+    assert "--max-num-seqs on every node" in warning
+    assert check_introduction(hello, advised) == 1
