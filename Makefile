@@ -11,7 +11,7 @@ KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format protos bench clean
+.PHONY: help serve test lint format protos landed bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ format: $(VENV)/.dev ## Format Python and protobuf files
 protos: $(VENV)/.dev ## Generate Python code and docs/contract.md from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-contract-page
+
+landed: $(VENV)/.dev ## Save the contract as the one that later versions must understand
+	PATH="$(CURDIR)/$(BIN):$$PATH" buf build -o tests/contract/landed.binpb
 
 bench: $(VENV)/.dev ## Measure a running deployment end to end
 	$(BIN)/python -m benchmarks.serve $(BENCH)

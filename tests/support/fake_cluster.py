@@ -22,6 +22,7 @@ from gateway.generation_request import (
 from services.rpc.channels import dial
 from tests.support.fake_engine import EngineScript, FakeEngine
 from tests.support.fake_head import FakeHead
+from tests.support.older_contract import OlderContract
 from tests.support.waiting import eventually
 
 
@@ -89,12 +90,18 @@ def ask(
 
 @contextlib.asynccontextmanager
 async def fake_cluster(
-    *scripts: EngineScript, limits: GenerationLimits | None = None, scope: Sequence[int] | None = None
+    *scripts: EngineScript,
+    limits: GenerationLimits | None = None,
+    scope: Sequence[int] | None = None,
+    contract: OlderContract | None = None,
 ) -> AsyncIterator[FakeCluster]:
     """One engine per script, all ready and attached. Checks at the end that no task was left behind."""
     before = asyncio.all_tasks()
     head = FakeHead()
-    engines = [FakeEngine(rank=rank, script=script) for rank, script in enumerate(scripts or (EngineScript(),))]
+    engines = [
+        FakeEngine(rank=rank, script=script, contract=contract)
+        for rank, script in enumerate(scripts or (EngineScript(),))
+    ]
     for engine in engines:
         await engine.start()
     head.set_ranks(*(engine.roster_entry() for engine in engines))

@@ -12,6 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from tests.support.byte_tokenizer import END_OF_TEXT, VOCAB_SIZE, tokenizer_archive
+from tests.support.older_contract import OlderContract
 
 _CHUNK_BYTES = 1024
 
@@ -48,6 +49,7 @@ class EngineScript:
     fail: wire.Failed | None = None
     cached_tokens: int = 0
     logprob: float = -0.5
+    finish_reason: int | None = None  # instead of the true one
     max_running: int = 1 << 30
     tokenizer_chunks: int | None = None
     tokenizer_sha256: str | None = None
@@ -72,6 +74,7 @@ class FakeEngine:
     script: EngineScript = field(default_factory=EngineScript)
     max_model_len: int = 4096
     served_model_names: tuple[str, ...] = ("tiny",)
+    contract: OlderContract | None = None  # its stubs are of an earlier contract than the gateway's
     target: str = ""
     submitted: list[wire.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -121,7 +124,10 @@ class FakeEngine:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        wire.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
+        if self.contract is None:
+            wire.add_EngineServiceServicer_to_server(_Servicer(self), self._server)
+        else:
+            self.contract.add(wire.add_EngineServiceServicer_to_server, _Servicer(self), self._server)
         port = self._server.add_insecure_port(address)
         self.target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await self._server.start()
@@ -198,8 +204,9 @@ class FakeEngine:
                 step.logprobs.add(handle=live.handle, logprobs=entries)
         if reason is not None:
             self._live.remove(live)
+            told: Any = reason if self.script.finish_reason is None else self.script.finish_reason
             usage = wire.Usage(prompt_tokens=len(request.prompt_token_ids), completion_tokens=live.generated)
-            step.finished.add(handle=live.handle, finish_reason=reason, stop_token_id=stop_token_id, usage=usage)
+            step.finished.add(handle=live.handle, finish_reason=told, stop_token_id=stop_token_id, usage=usage)
 
     def _stops(self, request: wire.GenerateRequest, token_id: int) -> bool:
         if token_id in request.stop.stop_token_ids:
