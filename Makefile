@@ -57,7 +57,7 @@ protos: $(VENV)/.dev ## Generate Python code from protos/
 	PATH="$(CURDIR)/$(BIN):$$PATH" .ci/generate-protos
 
 bench: $(VENV)/.dev ## Measure a running deployment end to end
-	$(BIN)/python -m benchmarks.serve $(BENCH)
+	$(BIN)/python -m benchmarks.serving $(BENCH)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
