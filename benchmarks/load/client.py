@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import orjson
+import psutil
 
 from benchmarks.load.answer import Answer
 from benchmarks.load.arrivals import poisson_schedule
@@ -78,10 +79,11 @@ class Point:
 
 @dataclass(slots=True)
 class _Spent:
-    """What a point took; `server` stays None without a meter."""
+    """What a point took; `server` stays None without a meter. `machine_cpu_s`: all processes', and what was stolen."""
 
     elapsed_s: float = 0.0
     client_cpu_s: float = 0.0
+    machine_cpu_s: float = 0.0
     server: TreeUse | None = None
 
 
@@ -119,6 +121,7 @@ class LoadClient:
             num_tokens_wanted=self._work.max_tokens if self._work.ignore_eos else self._work.min_tokens,
             elapsed_s=spent.elapsed_s or point.limit_s or 0.0,
             client_cpu_s=spent.client_cpu_s,
+            machine_cpu_s=spent.machine_cpu_s,
             concurrency=point.concurrency,
             rate_per_s=point.rate_per_s,
             is_cut_off=is_cut_off,
@@ -182,12 +185,13 @@ class LoadClient:
     @contextmanager
     def _measured(self, spent: _Spent) -> Iterator[None]:
         with self._meter.window() if self._meter else nullcontext(Window({})) as window:
-            started_s, cpu_before_s = time.perf_counter(), time.process_time()
+            started_s, cpu_before_s, machine_before_s = time.perf_counter(), time.process_time(), _machine_cpu_s()
             try:
                 yield
             finally:
                 spent.elapsed_s = time.perf_counter() - started_s
                 spent.client_cpu_s = time.process_time() - cpu_before_s
+                spent.machine_cpu_s = _machine_cpu_s() - machine_before_s
         spent.server = window.use
 
 
@@ -208,6 +212,12 @@ async def first_model(origin: Origin) -> str:
         return str(orjson.loads(b"".join(pieces))["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"GET {origin.prefix}/models lists no model: name one with --model") from None
+
+
+def _machine_cpu_s() -> float:
+    """CPU seconds of everything that ran here since boot, and those that other virtual machines took from us."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 async def _all(work: Iterator[Awaitable[object]]) -> None:

@@ -59,6 +59,7 @@ def _draw_row(panels: Sequence[Axes], row: Sequence[PointResult]) -> None:
     for panel in panels:
         panel.set_xlabel("requests at a time" if is_closed else "requests per second")
         panel.set_ylim(bottom=0)
+        panel.set_xlim(-0.6, len(row) - 0.4)
     first.legend()
 
 

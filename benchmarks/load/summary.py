@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.load.answer import Answer
 from benchmarks.load.processes import TreeUse
@@ -35,7 +35,7 @@ class PointResult:
 
     `elapsed_s` lasts from the first request to the end of the last answer. `num_short`: answers with fewer tokens than
     asked for. `is_cut_off`: the time limit ended it, `num_unfinished` requests had no answer by then, and the figures
-    are of those that had.
+    are of those that had. `machine_cpu_s`: of all processes of the machine, and what was stolen from it.
     """
 
     concurrency: int
@@ -57,11 +57,17 @@ class PointResult:
     total_ms: Spread
     lateness_ms: Spread
     client_cpu_s: float
-    server: TreeUse | None = field(default=None)
+    machine_cpu_s: float
+    server: TreeUse | None = None
 
     @property
     def num_output_tokens(self) -> int:
         return round(self.output_tokens_per_s * self.elapsed_s)
+
+    @property
+    def other_cpu_s(self) -> float:
+        """CPU seconds that neither this client nor the server had; 0 when the server was not measured."""
+        return self.machine_cpu_s - self.client_cpu_s - self.server.cpu_s if self.server else 0.0
 
 
 def summarize(
@@ -71,6 +77,7 @@ def summarize(
     num_tokens_wanted: int,
     elapsed_s: float,
     client_cpu_s: float,
+    machine_cpu_s: float = 0.0,
     concurrency: int = 0,
     rate_per_s: float = 0.0,
     is_cut_off: bool = False,
@@ -99,6 +106,7 @@ def summarize(
         total_ms=Spread.of_seconds([answer.total_s for answer in good]),
         lateness_ms=Spread.of_seconds([answer.lateness_s for answer in answers]),
         client_cpu_s=round(client_cpu_s, 3),
+        machine_cpu_s=round(machine_cpu_s, 2),
         server=server,
     )
 
