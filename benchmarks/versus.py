@@ -71,10 +71,16 @@ def race(args: argparse.Namespace) -> Record | None:
         course=course,
         entrants=[Entrant.of(contestant) for contestant in contestants],
     )
-    for leg in run_race(contestants, course, args.turns, args.out.resolve(), lambda line: print(line, flush=True)):
+    turns = {contestant.key: args.turns if counts(contestant) else args.other_turns for contestant in contestants}
+    for leg in run_race(contestants, course, turns, args.out.resolve(), lambda line: print(line, flush=True)):
         record.legs.append(leg)
         record.write(args.out / "versus.json")
     return record
+
+
+def counts(contestant: Contestant) -> bool:
+    """Whether it takes part in the comparison: Muster with its defaults, and every setting of a peer."""
+    return contestant.is_default or contestant.family != muster.FAMILY
 
 
 def entered(keys: list[str], model: Path, peers: Path) -> list[Contestant]:
@@ -105,6 +111,7 @@ def arguments() -> argparse.Namespace:
         "--only", nargs="+", choices=_EVERYBODY, default=_EVERYBODY, metavar="KEY", help=f"of {' '.join(_EVERYBODY)}"
     )
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--other-turns", type=int, metavar="N", help="of Muster's other settings; default: --turns")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--requests", type=int, nargs="+", default=[12, 24, 64], help="one number per concurrency")
     parser.add_argument("--words", type=int, default=128, help="words per prompt")
@@ -116,11 +123,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--from", dest="from_folder", type=Path, metavar="FOLDER", help="run nothing, use this result")
     parser.add_argument("--publish", action="store_true", help="put the result into this checkout's documentation")
     args = parser.parse_args()
+    args.other_turns = args.turns if args.other_turns is None else args.other_turns
     if len(args.requests) == 1:
         args.requests *= len(args.concurrency)
     if len(args.requests) != len(args.concurrency):
         parser.error(f"--requests has {len(args.requests)} numbers, --concurrency {len(args.concurrency)}")
-    if min(args.turns, args.words, args.max_tokens, *args.requests, *args.concurrency) < 1:
+    if min(args.turns, args.other_turns, args.words, args.max_tokens, *args.requests, *args.concurrency) < 1:
         parser.error("numbers must be at least 1")
     return args
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from benchmarks.load.connection import Connection
+from benchmarks.load.connection import Connection, StaleConnectionError
 from benchmarks.load.events import EventStream, read_event
 
 Clock = Callable[[], float]
@@ -32,10 +32,15 @@ class Answer:
         self._refusal = b""
 
     async def fetch(self, connection: Connection, request: bytes) -> None:
-        """Sends the request and takes the whole answer. Failures are kept in `error`, not raised."""
+        """Sends the request and takes the whole answer. Failures are kept in `error`, not raised.
+
+        Only StaleConnectionError is: the caller tries again with another connection.
+        """
         self.sent_s = self._clock()
         try:
             status = await connection.exchange(request, self.receive)
+        except StaleConnectionError:
+            raise
         except (OSError, ValueError) as error:
             self.fail("connection lost", str(error))
         else:

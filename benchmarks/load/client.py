@@ -14,7 +14,7 @@ import psutil
 
 from benchmarks.load.answer import Answer
 from benchmarks.load.arrivals import poisson_schedule
-from benchmarks.load.connection import Connection, Origin
+from benchmarks.load.connection import Connection, Origin, StaleConnectionError
 from benchmarks.load.processes import ProcessMeter, TreeUse, Window
 from benchmarks.load.prompts import Prompts
 from benchmarks.load.summary import PointResult, summarize
@@ -160,20 +160,26 @@ class LoadClient:
 
     async def _answer(self, request: bytes, due_s: float) -> Answer:
         answer = Answer(due_s)
-        connection: Connection | None = None
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                connection = await self._connection()
-                await answer.fetch(connection, request)
+                await self._fetch(answer, request)
         except TimeoutError:
             if not limit.expired():  # the system's: no connection could be made
                 answer.fail("no connection", "the server did not take the connection in time")
             answer.fail("timeout", f"no complete answer within {self._timeout_s:g} s")
         except OSError as error:
             answer.fail("no connection", str(error))
-        if connection is not None and connection.is_usable:
-            self._idle.append(connection)
         return answer
+
+    async def _fetch(self, answer: Answer, request: bytes) -> None:
+        connection = await self._connection()
+        try:
+            await answer.fetch(connection, request)
+        except StaleConnectionError:
+            connection = await Connection.open(self._origin)
+            await answer.fetch(connection, request)
+        if connection.is_usable:
+            self._idle.append(connection)
 
     async def _connection(self) -> Connection:
         while self._idle:

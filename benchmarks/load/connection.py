@@ -47,6 +47,10 @@ class Origin:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
 
+class StaleConnectionError(ConnectionError):
+    """The server closed a kept connection before it read the request: HTTP lets the client send it again."""
+
+
 class Connection(asyncio.Protocol):
     """One request at a time; kept alive as long as the server likes."""
 
@@ -57,6 +61,8 @@ class Connection(asyncio.Protocol):
         self._receive: Receive = lambda status, piece: None
         self._status = 0
         self._ends_with_connection = False
+        self._num_answered = 0
+        self._is_silent = True
 
     @staticmethod
     async def open(origin: Origin) -> Connection:
@@ -73,7 +79,8 @@ class Connection(asyncio.Protocol):
     async def exchange(self, request: bytes, receive: Receive) -> int:
         """Sends the request and returns the answer's status when its body is complete.
 
-        Raises ConnectionError when the connection breaks before. A cancelled exchange closes the connection.
+        Raises ConnectionError when the connection breaks before, StaleConnectionError when that is only because it was
+        kept for too long. A cancelled exchange closes the connection.
         """
         if not self.is_usable or self._transport is None:
             raise ConnectionError("the connection is closed or busy")
@@ -82,6 +89,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answered = asyncio.get_running_loop().create_future()
         self._status = 0
+        self._is_silent = True
         self._transport.write(request)
         try:
             return await self._answered
@@ -103,6 +111,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._parser is None:
             return
+        self._is_silent = False
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, ValueError) as error:
@@ -112,6 +121,8 @@ class Connection(asyncio.Protocol):
         self._transport = None
         if self._status and self._ends_with_connection and error is None:
             self._succeed()
+        elif self._num_answered and self._is_silent:
+            self._fail(StaleConnectionError("the server had closed the kept connection"))
         else:
             self._fail(ConnectionError(f"the server closed the connection: {error or 'no reason given'}"))
 
@@ -129,10 +140,14 @@ class Connection(asyncio.Protocol):
         self._receive(self._status, piece)
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
+        if not self._parser.should_keep_alive():
+            self.close()
         self._succeed()
 
     def _succeed(self) -> None:
         if self._answered is not None and not self._answered.done():
+            self._num_answered += 1
             self._answered.set_result(self._status)
 
     def _fail(self, error: Exception) -> None:

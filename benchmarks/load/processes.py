@@ -98,7 +98,10 @@ class ProcessMeter:
         """One look at every process of the tree."""
         with self._lock:
             self._discover()
-            memory = {pid: self._measure(process) for pid, process in list(self._known.items())}
+            measured = {pid: self._measure(process) for pid, process in self._known.items()}
+            memory = {pid: size for pid, size in measured.items() if size}
+            for pid in measured.keys() - memory.keys():
+                del self._known[pid]  # ended
             for window in self._windows:
                 window.peak_bytes = max(window.peak_bytes, sum(memory.values()))
                 for pid, size in memory.items():
@@ -108,7 +111,7 @@ class ProcessMeter:
         """The processes of the tree that still run, also those whose parent has gone."""
         with self._lock:
             self._discover()
-            return [process for process in self._known.values() if _is_alive(process)]
+            return [process for process in self._known.values() if process.is_running()]
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
@@ -125,6 +128,8 @@ class ProcessMeter:
     def _measure(self, process: psutil.Process) -> int:
         """Bytes of memory; 0 for one that has ended, whose CPU time stays as last seen."""
         try:
+            if not process.is_running():  # or its number has gone to another
+                return 0
             times = process.cpu_times()
             self._cpu_s[process.pid] = times.user + times.system
             self._names[process.pid] = name_of(process.cmdline()) or process.name()
@@ -167,10 +172,3 @@ def name_of(arguments: list[str]) -> str:
         words = [arguments[at], *arguments[at + 1 : at + 2]]
         return " ".join(word for word in words if not word.startswith("-"))[:60]
     return PurePath(arguments[1]).name[:60] if not arguments[1].startswith("-") else program
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

@@ -9,6 +9,7 @@ from pathlib import Path
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.venv import PeerError, run_step
 
+FAMILY = "muster"
 _PORTS = ("--port", "{port}", "--grpc-port", "{port}", "--data-parallel-rpc-port", "{port}")
 
 
@@ -48,7 +49,7 @@ def _muster(
     return Contestant(
         key=key,
         label=label,
-        family="muster",
+        family=FAMILY,
         command=(sys.executable, "-m", "services.cli", "serve", str(gguf), *_PORTS, *flags),
         environment=environment,
         says=f"{says}, MUSTER_CPU_ISA={isa}" if isa else says,

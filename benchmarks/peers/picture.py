@@ -68,6 +68,7 @@ class _Bars:
         if is_logarithmic:
             panel.set_yscale("log")
             panel.set_ylim(top=panel.get_ylim()[1] * 1.5)
+            panel.yaxis.set_major_formatter("{x:,.0f}")
         else:
             panel.margins(y=0.12)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,9 +51,13 @@ class Leg:
     error: str = ""
 
 
-def turn_order(keys: Sequence[str], num_turns: int) -> list[tuple[int, str]]:
-    """A B C A B C …, so that what changes on the machine over time meets all of them; turns count from 1."""
-    return [(turn, key) for turn in range(1, num_turns + 1) for key in keys]
+def turn_order(num_turns: Mapping[str, int]) -> list[tuple[int, str]]:
+    """A B C A B C …, so that what changes on the machine over time meets all of them; turns count from 1.
+
+    Who has fewer turns runs in the first ones.
+    """
+    last = max(num_turns.values(), default=0)
+    return [(turn, key) for turn in range(1, last + 1) for key, count in num_turns.items() if turn <= count]
 
 
 def untried(points: Sequence[Point], earlier: Sequence[Leg]) -> list[Point]:
@@ -65,14 +69,14 @@ def untried(points: Sequence[Point], earlier: Sequence[Leg]) -> list[Point]:
 def run_race(
     contestants: Sequence[Contestant],
     course: Course,
-    num_turns: int,
+    num_turns: Mapping[str, int],
     folder: Path,
     say: Callable[[str], None],
 ) -> Iterator[Leg]:
-    """Yields every leg when it has ended, and its server is gone. Logs go into `folder`."""
+    """Yields every leg when it has ended and its server is gone. `num_turns`: by key. Logs go into `folder`."""
     by_key = {contestant.key: contestant for contestant in contestants}
     legs: dict[str, list[Leg]] = {key: [] for key in by_key}
-    for turn, key in turn_order(list(by_key), num_turns):
+    for turn, key in turn_order(num_turns):
         contestant = by_key[key]
         points = untried(course.points(contestant.limit_s), legs[key])
         if not points or any(leg.error for leg in legs[key]):

@@ -55,7 +55,7 @@ class Report:
     def comparison(self, quantities: Sequence[Quantity]) -> str:
         """Ours, the peers' best, and how many times better ours is."""
         names = [self._family_name(family) for family in self._peers]
-        head = ["", "Muster", *names, *(f"better than {name} by" for name in names)]
+        head = ["", "Muster", *names, *(f"vs {name}" for name in names)]
         lines = [_line(head), _line(["---", *["--:"] * (len(head) - 1)])]
         for row in self.rows(quantities):
             theirs = [self._cell(figure, row.quantity, family) for family, figure in row.peers.items()]
@@ -83,7 +83,6 @@ class Report:
 
     def notes(self) -> str:
         record, course = self._record, self._record.course
-        num_turns = max((leg.turn for leg in record.legs), default=0)
         work = ", ".join(
             f"{requests} requests at {concurrency} at a time"
             for concurrency, requests in zip(course.concurrencies, course.num_requests, strict=True)
@@ -93,7 +92,8 @@ class Report:
             f"Measured {record.date}, commit {record.commit or 'unknown'}: {record.machine}.",
             f"{record.model}; {course.num_words} words in ({self._prompt_tokens()} tokens), {course.num_tokens} tokens "
             f"out, greedy, streamed; {work}. Every turn has its own prompts, the same for all.",
-            f"{num_turns} turns, one server at a time, one after the other in each turn; median (smallest–largest).",
+            f"{self._turns()}, one server at a time, one after the other; median (smallest–largest).",
+            "“vs”: how many times better Muster is; below 1 the other is better.",
             "Start: from the command to the end of the first answer, one token long; what a server compiles and "
             "keeps was there from an earlier start.",
             f"Memory: the largest sum of {' or '.join(kinds)} over all processes of the server, start included.",
@@ -132,6 +132,16 @@ class Report:
         labels = [self._record.label(key).split() for key in self._peers[family]]
         shared = [words[0] for words in zip(*labels, strict=False) if len(set(words)) == 1]
         return " ".join(word for word in shared if not word.startswith("-"))
+
+    def _turns(self) -> str:
+        """How many turns everybody had."""
+        had: dict[int, list[str]] = {}
+        for entrant in self._record.entrants:
+            turns = sum(leg.key == entrant.key and not leg.error for leg in self._record.legs)
+            had.setdefault(turns, []).append(entrant.label)
+        if len(had) == 1:
+            return f"Turns of each: {next(iter(had))}"
+        return "Turns: " + "; ".join(f"{count} of {', '.join(labels)}" for count, labels in had.items())
 
     def _prompt_tokens(self) -> str:
         counts = [point.prompt_tokens_mean for point in self._standings.points() if point.num_answers]

@@ -41,16 +41,16 @@ def install(peers: Path) -> Venv:
 
 
 def contestant(venv: Venv, model: Path) -> Contestant:
-    """`model`: a Hugging Face folder."""
+    """`model`: a Hugging Face folder. What vLLM compiles is kept beside its environment."""
     flags = "--host 127.0.0.1 --port {port} --served-model-name model --dtype bfloat16 --max-model-len 2048".split()
     return Contestant(
         key="vllm",
         label=f"vLLM {VERSION}",
         family="vllm",
         command=(str(venv.program("vllm")), "serve", str(model), *flags),
-        environment=_ENVIRONMENT,
+        environment={**_ENVIRONMENT, "VLLM_CACHE_ROOT": str(venv.folder.with_name(venv.folder.name + "-cache"))},
         says="the same weights dequantised to bfloat16 (it has no GGUF loader), KV cache of 2 GiB, contexts of 2,048; "
-        "threads as it chooses: all cores but one",
+        "threads as it chooses: computes on all cores but one, which its engine process keeps busy by polling",
         is_default=True,
     )
 
