@@ -14,7 +14,6 @@ import asyncio
 import json
 import math
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -27,6 +26,7 @@ import uvloop
 
 from benchmarks.load.client import LoadClient, Point, Work, first_model
 from benchmarks.load.connection import Origin
+from benchmarks.load.interruption import stop_on_signals
 from benchmarks.load.processes import ProcessMeter
 from benchmarks.load.prompts import Prompts
 from benchmarks.load.report import HEADER, lines
@@ -44,8 +44,7 @@ def main() -> int:
     except psutil.NoSuchProcess:
         print(f"--server-pid: no process {args.server_pid} runs here", file=sys.stderr)
         return 2
-    # A terminated benchmark writes nothing half: SIGTERM ends it like Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_signals()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve_load(args, origin, meter))

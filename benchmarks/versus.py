@@ -11,11 +11,11 @@ docs/performance.md and README.md.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
 
+from benchmarks.load.interruption import stop_on_signals
 from benchmarks.peers import llama_cpp, muster, vllm
 from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.documents import publish
@@ -31,8 +31,7 @@ _EVERYBODY = "muster vllm llama.cpp-t1 llama.cpp-t2 muster-dp2 muster-avx512 mus
 
 def main() -> int:
     args = arguments()
-    # Ends servers in `finally`, whoever ends this.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    stop_on_signals()
     try:
         record = Record.read(args.from_folder / "versus.json") if args.from_folder else race(args)
         if record is None:
