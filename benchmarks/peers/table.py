@@ -94,8 +94,8 @@ class Report:
             f"out, greedy, streamed; {work}. Every turn has its own prompts, the same for all.",
             f"{self._turns()}, one server at a time, one after the other; median (smallest–largest).",
             "“vs”: how many times better Muster is; below 1 the other is better.",
-            "Start: from the command to the end of the first answer, one token long; what a server compiles and "
-            "keeps was there from an earlier start.",
+            "Start: from the command to the end of the first answer, one token long; later turns find what earlier "
+            "ones compiled and kept.",
             f"Memory: the largest sum of {' or '.join(kinds)} over all processes of the server, start included.",
             *self._conditions(),
             *(f"{entrant.label}: {entrant.says}." for entrant in record.entrants),
