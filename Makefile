@@ -61,7 +61,7 @@ landed: $(VENV)/.dev ## Save the contract as the one that later versions must un
 	PATH="$(CURDIR)/$(BIN):$$PATH" buf build -o tests/contract/landed.binpb
 
 bench: $(VENV)/.dev ## Measure a running deployment end to end
-	$(BIN)/python -m benchmarks.serve $(BENCH)
+	$(BIN)/python -m benchmarks.serving $(BENCH)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

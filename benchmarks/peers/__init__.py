@@ -1,0 +1,1 @@
+"""Other servers beside ours: how they are installed, started, raced against us and compared."""
