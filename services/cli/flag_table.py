@@ -33,6 +33,10 @@ KERNELS = Flag(
     "--kernels", MODEL, "What computes on a CPU: native, torch, or auto: native with --dtype auto where it can be had.",
     values.one_of("auto", "native", "torch"), "auto",
 )  # fmt: skip
+QUANTIZATION = Flag(
+    "--quantization", MODEL, "Quantise an unquantised checkpoint while it is loaded, for CPUs: none, int8 or int4.",
+    values.one_of("none", "int8", "int4"), "none", short="-q", metavar="KIND",
+)  # fmt: skip
 LOAD_FORMAT = Flag(
     "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
     values.one_of("auto", "dummy"), "auto", metavar="FORMAT",
@@ -195,7 +199,7 @@ GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends reque
                      values.rank_list, metavar="RANKS", shown_default="all of them")  # fmt: skip
 
 SERVE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
     DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
@@ -211,7 +215,7 @@ HEAD = (
     READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,

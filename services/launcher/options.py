@@ -20,6 +20,7 @@ class ServeOptions:
     dtype: str
     device: str
     kernels: str
+    quantization: str
     load_format: str
     seed: int
     max_model_len: int | None

@@ -19,7 +19,6 @@ from engine.native.compiler import library_path
 from engine.native.library import INSTRUCTION_SETS, load_library
 from engine.native.native_model import NativeAttention, NativeModel
 
-
 # Where the float16 scales of a super-block lie; gguf's Python package reads these formats and cannot write them.
 _SUPER_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
