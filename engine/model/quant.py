@@ -73,7 +73,7 @@ def _q8_0(blocks: Bytes) -> Floats:
 
 def _fifth_bits(packed: Bytes) -> Bytes:
     """[B, 4] bytes to [B, 32] values 0 or 16: bit k belongs to weight k."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << 4
+    return np.left_shift(np.unpackbits(packed, axis=1, bitorder="little"), 4, dtype=np.uint8)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
@@ -127,8 +127,8 @@ def _q5_k(blocks: Bytes) -> Floats:
 def _bit_pairs(packed: Bytes) -> Bytes:
     """[B, 64] bytes to [B, 256] values 0..3: 128 weights per 32 bytes, 32 at each of four shifts."""
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
-    pairs: Bytes = (packed.reshape(-1, 2, 1, 32) >> shifts) & 3
-    return pairs.reshape(-1, 256)
+    shifted: Bytes = packed.reshape(-1, 2, 1, 32) >> shifts
+    return np.bitwise_and(shifted, 3, dtype=np.uint8).reshape(-1, 256)
 
 
 def _q2_k(blocks: Bytes) -> Floats:

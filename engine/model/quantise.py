@@ -34,7 +34,7 @@ _LARGEST_HALF = 65504.0
 
 
 class QuantisedWeights:
-    """The tensors of a floating-point checkpoint with its matrices quantised, one at a time, when they are asked for."""
+    """The tensors of a floating-point checkpoint; its matrices are quantised one at a time, when they are asked for."""
 
     def __init__(self, source: WeightSource, quantization: str, quantise: Quantise) -> None:
         """`quantization` is int8 or int4."""
@@ -70,7 +70,10 @@ class QuantisedWeights:
 
 
 def quantise_matrix(matrix: StoredMatrix, kind: str) -> StoredMatrix:
-    """A matrix of F32, F16 or BF16 as blocks of `kind`, Q8_0 or Q4_1. Raises ValueError for weights that are not finite."""
+    """A matrix of F32, F16 or BF16 as blocks of `kind`, Q8_0 or Q4_1.
+
+    Raises ValueError for weights that are not finite.
+    """
     num_blocks = matrix.shape[0] * matrix.shape[1] // BLOCK
     quant = QUANT_TYPES[_TYPE_IDS[matrix.kind]]
     size = BLOCK * quant.block_bytes
@@ -131,8 +134,8 @@ def _four_bits(x: Tensor) -> Bytes:
         better = error < best
         best = torch.where(better, error, best)
         scale, minimum = torch.where(better, tried, scale), torch.where(better, start, minimum)
-    codes = _nearest(x, scale, minimum).to(torch.uint8).T.contiguous().numpy()
-    packed = codes[:, :16] | codes[:, 16:] << 4
+    found: Bytes = _nearest(x, scale, minimum).to(torch.uint8).T.contiguous().numpy()
+    packed = found[:, :16] | found[:, 16:] << 4
     return np.concatenate((_half_bytes(scale), _half_bytes(minimum), packed), axis=1)
 
 

@@ -57,7 +57,7 @@ def library_path(cache_directory: Path | None = None) -> Path:
         raise NativeBuildError(f"there are no native kernels for {machine} processors")
     directory = (cache_directory or _default_cache_directory()) / "native"
     sources = _digest_of_sources()
-    compiler = _find_compiler()
+    compiler = find_compiler()
     if compiler is None:
         return _built_elsewhere(directory, sources)
     path = directory / f"{sources}-{_digest_of(compiler)}.so"
@@ -92,7 +92,8 @@ def _built_elsewhere(directory: Path, sources: str) -> Path:
     )
 
 
-def _find_compiler() -> str | None:
+def find_compiler() -> str | None:
+    """The program that CXX names, else the first known one on PATH; None where there is none."""
     asked = os.environ.get("CXX")
     paths = (shutil.which(name) for name in ((asked,) if asked else _COMPILERS))
     return next((path for path in paths if path is not None), None)

@@ -254,6 +254,10 @@ DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finis
 RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank to be ready.", values.positive_seconds,
                       metavar="SECONDS", shown_default="the head's")  # fmt: skip
 
+DOCTOR = (
+    DTYPE, DEVICE, KERNELS, MODEL_CACHE, DATA_PARALLEL_ADDRESS, DATA_PARALLEL_RPC_PORT, HOST, PORT, GRPC_PORT,
+    RUNTIME_DIR,
+)  # fmt: skip
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (HEAD_TARGET, STATUS_TIMEOUT)
 RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)

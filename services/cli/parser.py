@@ -63,6 +63,9 @@ def _add_clients(commands: Any) -> None:
     ):
         operation = _add(commands, name, "operate_command", flags, "RANKS [flags]", help_text, function=f"run_{name}")
         operation.add_argument("ranks", metavar="RANKS", help='"all", or global ranks as in 0,2,4-7')
+    doctor = _add(commands, "doctor", "doctor_command", flag_table.DOCTOR, "[flags]",
+                  "Say what would run on this machine, what would not, and what to do about it.")  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     _add(commands, "fetch", "fetch_command", (flag_table.MODEL_CACHE,), "[flags]",
          "Fetch the default model and print its path.")  # fmt: skip
     _add(commands, "version", "version_command", (), "", "Print the versions of software and contract.")

@@ -128,6 +128,11 @@ def check(options: ServeOptions) -> None:
     else:
         _check_other_node(options)
     _check_sizes(options)
+    if options.quantization != "none" and options.device != "cpu":
+        raise FlagCombinationError(
+            f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
+            "only; leave one of the two out"
+        )
 
 
 def _check_scope(options: ServeOptions) -> None:

@@ -156,7 +156,7 @@ def test_arm_gets_no_flag_and_no_file_of_x86(
 
 def test_sources_for_arm_compile(tmp_path: Path) -> None:
     """With a compiler for ARM where there is one; elsewhere at least without any of x86's newer instructions."""
-    command = shutil.which("aarch64-linux-gnu-g++") or compiler._find_compiler()
+    command = shutil.which("aarch64-linux-gnu-g++") or compiler.find_compiler()
     assert command is not None
     for source in compiler.source_files("aarch64"):
         flags = (*compiler.compile_flags(source), "-O0", "-c", str(source), "-o", str(tmp_path / "object.o"))
