@@ -10,7 +10,7 @@ from engine.model.quantise import NOT_FINITE, Quantise
 from engine.model.weights import StoredMatrix
 from engine.native.library import TYPE_IDS
 
-_BLOCK_BYTES = {"Q8_0": 34, "Q4_1": 20}
+_BLOCK_BYTES = {"Q8_0": 34, "Q5_1": 24, "Q4_1": 20}
 
 
 def native_quantise(library: ctypes.CDLL, num_threads: int) -> Quantise:

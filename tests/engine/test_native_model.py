@@ -134,7 +134,7 @@ def _default_checkpoint(path: Path) -> Checkpoint:
     return open_checkpoint(path)
 
 
-def _held_text(path: Path) -> list[list[int]]:
+def held_text(path: Path) -> list[list[int]]:
     """About 2,000 tokens of this repository's own text, in pieces of 512."""
     metadata = GgufFile(path).metadata
     tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
@@ -149,7 +149,7 @@ def _held_text(path: Path) -> list[list[int]]:
     return [tokenizer.encode((ROOT / name).read_text()).ids[:512] for name in names]
 
 
-def _log_likelihood(logits: Tensor, token_ids: list[int]) -> Tensor:
+def log_likelihood(logits: Tensor, token_ids: list[int]) -> Tensor:
     """[tokens - 1] of each token after the first."""
     return torch.log_softmax(logits[:-1], dim=-1).gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
 
@@ -161,18 +161,18 @@ def test_quality_is_not_the_price(default_model_path: Path) -> None:
     config, weights = checkpoint.config, checkpoint.weights
     naive = NaiveModel(config, {name: weights.read(name) for name in weights.names()})
     stepper = NativeStepper(config, weights, instruction_sets()[0])
-    texts = _held_text(default_model_path)
+    texts = held_text(default_model_path)
     expected, actual = [], {512: [], 24: []}  # type: list[Tensor], dict[int, list[Tensor]]
     for token_ids in texts:
         with torch.inference_mode():
-            expected.append(_log_likelihood(naive.logits(token_ids), token_ids))
+            expected.append(log_likelihood(naive.logits(token_ids), token_ids))
         length, blocks = len(token_ids), tuple(range(32))
         for chunk, parts in actual.items():
             logits = [
                 stepper.logits(Part(tuple(token_ids), begin, min(length, begin + chunk), blocks))
                 for begin in range(0, length, chunk)
             ]
-            parts.append(_log_likelihood(torch.cat(logits), token_ids))
+            parts.append(log_likelihood(torch.cat(logits), token_ids))
     reference = torch.cat(expected).mean()
     assert len(torch.cat(expected)) > 1900
     for chunk, parts in actual.items():
@@ -186,7 +186,7 @@ def test_default_model_on_every_instruction_set(isa: str, default_model_path: Pa
     checkpoint = _default_checkpoint(default_model_path)
     config, weights = checkpoint.config, checkpoint.weights
     naive = NaiveModel(config, {name: weights.read(name) for name in weights.names()})
-    token_ids = _held_text(default_model_path)[0][:100]
+    token_ids = held_text(default_model_path)[0][:100]
     stepper = NativeStepper(config, weights, isa)
     with torch.inference_mode():
         expected = naive.logits(token_ids)

@@ -21,7 +21,7 @@ from tests.support.naive_model import NaiveModel
 from tests.support.native_kernels import NativeStepper, Part, StateWeights, instruction_sets, native_library
 from tests.support.tiny_model import TINY_CONFIG, tiny_state, write_gguf, write_huggingface_directory
 
-KINDS = ("Q8_0", "Q4_1")
+KINDS = ("Q8_0", "Q5_1", "Q4_1")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -64,8 +64,9 @@ def test_blocks_lose_less_than_those_of_the_usual_tools() -> None:
         theirs = torch.from_numpy(gguf.dequantize(usual, gguf.GGMLQuantizationType[kind]))
         errors[kind] = [float((x - values).norm() / values.norm()) for x in (ours, theirs)]
     assert errors["Q8_0"][0] <= errors["Q8_0"][1] < 0.006
+    assert errors["Q5_1"][0] < 0.036
     assert errors["Q4_1"][0] < 0.071
-    assert errors["Q4_1"][0] < 0.92 * errors["Q4_1"][1]
+    assert all(errors[kind][0] < 0.95 * errors[kind][1] for kind in ("Q4_1", "Q5_1"))
 
 
 def test_what_is_on_a_grid_already_stays() -> None:
@@ -87,12 +88,14 @@ def test_weights_that_are_no_numbers_are_refused_by_name(quantise: object) -> No
 
 
 def test_what_is_quantised_to_what() -> None:
-    source = StateWeights({**tiny_state(), "model.layers.0.mlp.down_proj.weight": torch.ones(64, 40)})
+    source = StateWeights({**tiny_state(), "model.layers.0.self_attn.v_proj.weight": torch.ones(64, 40)})
     weights = QuantisedWeights(source, "int4", quantise_matrix)
     kinds = {name: stored.kind for name in weights.names() if (stored := weights.stored(name)) is not None}
     assert kinds.pop("model.embed_tokens.weight") == "Q8_0"
     assert kinds.pop("lm_head.weight") == "Q8_0"
-    assert kinds.pop("model.layers.0.mlp.down_proj.weight") == "F32"  # rows of 40 are no whole blocks
+    assert kinds.pop("model.layers.0.self_attn.v_proj.weight") == "F32"  # rows of 40 are no whole blocks
+    assert kinds.pop("model.layers.1.self_attn.v_proj.weight") == "Q8_0"
+    assert {kinds.pop(f"model.layers.{layer}.mlp.down_proj.weight") for layer in range(2)} == {"Q5_1"}
     assert set(kinds.values()) == {"Q4_1"}
     assert weights.stored("model.norm.weight") is None
     assert torch.equal(weights.read("model.norm.weight"), source.read("model.norm.weight"))

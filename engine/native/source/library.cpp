@@ -142,7 +142,7 @@ MUSTER_API int muster_model_add_matrix(Model* model, int slot, int layer, int ty
   return 0;
 }
 
-// Floating-point weights, rows as stored, into blocks of GGUF's Q8_0 or Q4_1. Returns -2 where one is not finite.
+// Floating-point weights, rows as stored, into blocks of GGUF's Q8_0, Q5_1 or Q4_1. Returns -2 where one is not finite.
 MUSTER_API int muster_quantise(int from, const uint8_t* data, int rows, int cols, int to, uint8_t* out,
                                int num_threads) {
   const auto source = static_cast<muster::Stored>(from), target = static_cast<muster::Stored>(to);

@@ -14,9 +14,7 @@ namespace {
 
 constexpr int kSize = 32;           // weights of a block
 constexpr int kStride = 16;         // blocks that lie side by side, eight of which are taken at a time
-constexpr int kTries = 16;          // of the four-bit search
-constexpr float kFirstReach = 13.6f;  // codes that the range of a block is spread over in the first try
-constexpr float kReachStep = 0.2f;
+constexpr int kTries = 16;          // of the search for scale and minimum
 constexpr float kLargestHalf = 65504.0f;
 
 // As wide as the registers: comparisons of wider vectors are taken apart by the compiler.
@@ -50,9 +48,18 @@ MUSTER_INLINE Eight as_half(Eight v) {
 
 MUSTER_INLINE Eight inverse(Eight v) { return v != 0.0f ? 1.0f / v : Eight{}; }
 
-// Codes 0 to 15 that come nearest to `v`.
+// Codes from 0 on: the last one, and over how many a block's range is spread in the first try and from try to try.
+struct FourBits {
+  static constexpr float kLast = 15, kFirstReach = 13.6f, kReachStep = 0.2f;
+};
+struct FiveBits {
+  static constexpr float kLast = 31, kFirstReach = 28.6f, kReachStep = 0.4f;
+};
+
+// Codes that come nearest to `v`.
+template <class Range>
 MUSTER_INLINE Eight nearest(Eight v, Eight minimum, Eight back) {
-  return bounded(rounded(bounded((v - minimum) * back, -20, 20)), 0, 15);
+  return bounded(rounded(bounded((v - minimum) * back, -200, 200)), 0, Range::kLast);
 }
 
 template <class Code>
@@ -71,12 +78,13 @@ MUSTER_INLINE void eight_by_eight_bits(const float* x, float* scales, int8_t* co
 }
 
 // One try: codes for a spread of the range, the line that fits the weights best for them, and what is lost.
+template <class Range>
 MUSTER_INLINE void try_line(const float* x, Eight low, Eight total, Eight stretch, Eight* scale, Eight* minimum,
                             Eight* best) {
   Eight sum{}, squares{}, products{};
   for (int k = 0; k < kSize; ++k) {
     const Eight v = get(x + k * kStride);
-    const Eight code = bounded(rounded((v - low) * stretch), 0, 15);
+    const Eight code = bounded(rounded((v - low) * stretch), 0, Range::kLast);
     sum += code;
     squares += code * code;
     products += code * v;
@@ -89,7 +97,7 @@ MUSTER_INLINE void try_line(const float* x, Eight low, Eight total, Eight stretc
   Eight error{};
   for (int k = 0; k < kSize; ++k) {
     const Eight v = get(x + k * kStride);
-    const Eight off = tried * nearest(v, start, back) + start - v;
+    const Eight off = tried * nearest<Range>(v, start, back) + start - v;
     error += off * off;
   }
   const auto better = error < *best;
@@ -98,7 +106,8 @@ MUSTER_INLINE void try_line(const float* x, Eight low, Eight total, Eight stretc
   *minimum = better ? start : *minimum;
 }
 
-MUSTER_INLINE void eight_by_four_bits(const float* x, float* scales, float* minima, uint8_t* codes) {
+template <class Range>
+MUSTER_INLINE void eight_by_line(const float* x, float* scales, float* minima, uint8_t* codes) {
   Eight low = get(x), high = low, total = low;
   for (int k = 1; k < kSize; ++k) {
     const Eight v = get(x + k * kStride);
@@ -109,11 +118,12 @@ MUSTER_INLINE void eight_by_four_bits(const float* x, float* scales, float* mini
   const Eight unit = inverse(high - low);
   Eight best = all(__builtin_inff()), scale{}, minimum{};
   for (int t = 0; t < kTries; ++t)
-    try_line(x, low, total, unit * (kReachStep * static_cast<float>(t) + kFirstReach), &scale, &minimum, &best);
+    try_line<Range>(x, low, total, unit * (Range::kReachStep * static_cast<float>(t) + Range::kFirstReach), &scale,
+                    &minimum, &best);
   set(scales, scale);
   set(minima, minimum);
   const Eight back = inverse(scale);
-  for (int k = 0; k < kSize; ++k) put_codes(codes + k * kStride, nearest(get(x + k * kStride), minimum, back));
+  for (int k = 0; k < kSize; ++k) put_codes(codes + k * kStride, nearest<Range>(get(x + k * kStride), minimum, back));
 }
 
 // Sixteen blocks, x: [32][16]. Weight = scale * code, code -127 to 127.
@@ -121,10 +131,11 @@ void quantise_eight_bits(const float* x, float* scales, int8_t* codes) {
   for (int lane = 0; lane < kStride; lane += 8) eight_by_eight_bits(x + lane, scales + lane, codes + lane);
 }
 
-// Weight = scale * code + minimum, code 0 to 15.
-void quantise_four_bits(const float* x, float* scales, float* minima, uint8_t* codes) {
+// Weight = scale * code + minimum, code 0 to 15 or to 31.
+template <class Range>
+void quantise_line(const float* x, float* scales, float* minima, uint8_t* codes) {
   for (int lane = 0; lane < kStride; lane += 8)
-    eight_by_four_bits(x + lane, scales + lane, minima + lane, codes + lane);
+    eight_by_line<Range>(x + lane, scales + lane, minima + lane, codes + lane);
 }
 
 #undef MUSTER_INLINE

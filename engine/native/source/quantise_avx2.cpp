@@ -4,7 +4,7 @@
 namespace muster {
 
 const Quantisers* quantisers_avx2() {
-  static const Quantisers table = {quantise_eight_bits, quantise_four_bits};
+  static const Quantisers table = {quantise_eight_bits, quantise_line<FourBits>, quantise_line<FiveBits>};
   return &table;
 }
 

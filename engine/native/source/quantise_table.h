@@ -9,6 +9,7 @@ namespace muster {
 struct Quantisers {
   void (*eight_bits)(const float* x, float* scales, int8_t* codes);
   void (*four_bits)(const float* x, float* scales, float* minima, uint8_t* codes);
+  void (*five_bits)(const float* x, float* scales, float* minima, uint8_t* codes);
 };
 
 const Quantisers* quantisers_portable();
