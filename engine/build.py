@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from engine.grammar.tokens import read_token_bytes
 from engine.model.checkpoint import Checkpoint
 from engine.model.llama import Llama
 from engine.model.loading import open_checkpoint
+from engine.model.quantise import QuantisedWeights, quantise_matrix
 from engine.model.tokenizer_files import read_tokenizer_archive
 from engine.native.loading import NativeKernels, NativeUnavailableError, find_kernels
 from engine.native.native_model import NativeAttention, NativeModel
@@ -84,6 +85,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
     native = _find_native(config, checkpoint)
     dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
+    checkpoint = _quantised(config, checkpoint, native, num_threads)
     facts = _facts(checkpoint, dtype, config.max_model_len, config.model_path)
 
     def loaded(done: int, total: int) -> None:
@@ -166,6 +168,28 @@ def _find_native(config: EngineConfig, checkpoint: Checkpoint) -> NativeKernels 
             raise CheckpointError(f"kernels: 'native' cannot be used: {error}; or choose kernels torch") from error
         log.warning("torch computes, slower than the native CPU kernels would: %s", error)
         return None
+
+
+def _quantised(
+    config: EngineConfig, checkpoint: Checkpoint, native: NativeKernels | None, num_threads: int
+) -> Checkpoint:
+    """The checkpoint with the quantisation that was asked for. Raises CheckpointError where it has one already."""
+    if config.quantization == "none":
+        return checkpoint
+    if checkpoint.quantization:
+        raise CheckpointError(
+            f"quantization: {config.model_path} is quantised already, as {checkpoint.quantization}; leave quantization "
+            f"out, or give a checkpoint in float32, float16 or bfloat16 for {config.quantization}"
+        )
+    if native is None:
+        log.warning("torch computes with what the %s blocks stand for: no faster, no smaller", config.quantization)
+    quantise = native.quantise(num_threads) if native is not None else quantise_matrix
+    return replace(
+        checkpoint,
+        weights=QuantisedWeights(checkpoint.weights, config.quantization, quantise),
+        digest=f"{checkpoint.digest} {config.quantization}",
+        quantization=config.quantization,
+    )
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:

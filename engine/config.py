@@ -7,6 +7,7 @@ from pathlib import Path
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LOAD_FORMATS = ("auto", "dummy")
+_QUANTIZATIONS = ("none", "int8", "int4")
 _KERNELS = ("auto", "native", "torch")
 
 
@@ -51,11 +52,17 @@ class EngineConfig:
     num_threads: int | None = None  # None: all cores but one, at least one
     cache_directory: Path | None = None  # compiled kernels lie in its folder native; None: see engine.native.compiler
     kernels: str = "auto"  # native, torch, or auto: native on a CPU with dtype auto where it can be had
+    quantization: str = "none"  # int8 or int4: of a floating-point checkpoint, while it is loaded
     load_format: str = "auto"  # auto, or dummy: random weights from `seed`
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, choices in (("dtype", _DTYPES), ("kernels", _KERNELS), ("load_format", _LOAD_FORMATS)):
+        for name, choices in (
+            ("dtype", _DTYPES),
+            ("kernels", _KERNELS),
+            ("load_format", _LOAD_FORMATS),
+            ("quantization", _QUANTIZATIONS),
+        ):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(choices)}")
@@ -65,6 +72,11 @@ class EngineConfig:
             raise ValueError(
                 f"kernels: 'native' computes on the CPU in its own mixed precision, not with device {self.device!r} "
                 f"and dtype {self.dtype!r}; choose device cpu and dtype auto, or kernels torch"
+            )
+        if self.quantization != "none" and self.device != "cpu":
+            raise ValueError(
+                f"quantization: {self.quantization!r} is for CPUs; on device {self.device!r} torch would hold the "
+                "weights in full again, with the error and without the gain: set it to none"
             )
         _ = self.limits  # checks them
 

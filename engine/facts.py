@@ -20,13 +20,13 @@ class DefaultSampling:
 class ModelFacts:
     """A loaded model as the contract's ModelInfo describes it.
 
-    `fingerprint` covers the checkpoint's structure, samples of every tensor and the dtype, so
+    `fingerprint` covers the checkpoint's structure, samples of every tensor, the dtype and a quantisation on load, so
     that two ranks with equal fingerprints compute equal logits up to the arithmetic of the machine.
     """
 
     architecture: str
     dtype: str
-    quantization: str  # the most common type of the stored matrices; empty when not quantised
+    quantization: str  # the most common type of the stored matrices, or int8, int4: made on load; empty: neither
     vocab_size: int  # rows of the output matrix
     max_model_len: int  # prompt plus output, in tokens
     eos_token_ids: tuple[int, ...]

@@ -12,6 +12,7 @@ def canonical_configuration(
     *,
     model: Path,
     dtype: str,
+    quantization: str,
     max_model_len: int | None,
     block_size: int,
     seed: int,
@@ -26,6 +27,7 @@ def canonical_configuration(
     return {
         "model": model.name,
         "dtype": dtype,
+        "quantization": quantization,
         "max-model-len": AUTO if max_model_len is None else str(max_model_len),
         "block-size": str(block_size),
         "seed": str(seed),

@@ -106,6 +106,7 @@ def test_wire_types_are_written_wire(path: Path) -> None:
     [
         "services.cli.main",
         "services.head.server",
+        "services.cli.doctor_command",
         "services.launcher.launcher",
         "services.gateway.server",
         "services.offline.runner",

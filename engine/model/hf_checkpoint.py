@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from engine.errors import CheckpointError
@@ -12,8 +13,8 @@ from engine.model.checkpoint import Checkpoint, Digest
 from engine.model.config import ModelConfig, RopeConfig, RopeKind
 from engine.model.json_files import read_json_object
 from engine.model.random_weights import RandomWeights
-from engine.model.safetensors import SafetensorsFile, open_directory
-from engine.model.weights import WeightSource
+from engine.model.safetensors import READABLE_DTYPES, SafetensorsFile, open_directory
+from engine.model.weights import StoredMatrix, WeightSource
 
 _ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -75,6 +76,14 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> Tensor:
         return self._files[name].read(name)
+
+    def stored(self, name: str) -> StoredMatrix | None:
+        file = self._files[name]
+        entry = file.entries[name]
+        if len(entry.shape) != 2 or entry.dtype not in READABLE_DTYPES:
+            return None
+        data = np.frombuffer(file.data(name), dtype=np.uint8)
+        return StoredMatrix(entry.dtype, (entry.shape[0], entry.shape[1]), data)
 
 
 class _Fields:

@@ -19,6 +19,7 @@ from engine.model.json_files import read_json_object
 
 _MAX_HEADER_SIZE = 100_000_000
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+READABLE_DTYPES = frozenset(_DTYPES)
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from engine.model.config import ModelConfig
@@ -50,6 +51,19 @@ class BlockSource(Protocol):
     def stored(self, name: str) -> StoredMatrix | None:
         """The matrix of that name; None for other tensors."""
         ...
+
+
+_FLOAT_KINDS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+def float_matrix(weights: WeightSource, name: str) -> StoredMatrix:
+    """The matrix in floating-point numbers: as stored where it is stored so, else its values."""
+    stored = stored_matrix(weights, name)
+    if stored is not None and stored.kind in _FLOAT_KINDS.values():
+        return stored
+    values = weights.read(name).contiguous()
+    rows, cols = values.shape
+    return StoredMatrix(_FLOAT_KINDS[values.dtype], (rows, cols), values.view(torch.uint8).numpy().reshape(-1))
 
 
 def stored_matrix(weights: WeightSource, name: str) -> StoredMatrix | None:

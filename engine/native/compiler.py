@@ -24,10 +24,20 @@ _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
 _AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
-# What each file is compiled for. Everything else runs on any x86-64, and asks the processor before it calls these.
-_INSTRUCTIONS = {"kernels_avx2.cpp": _AVX2, "kernels_avx512.cpp": _AVX512, "kernels_amx.cpp": _AMX}
+# Fused multiply-adds would make the blocks that weights are quantised to depend on the processor.
+_EXACT = ("-ffp-contract=off",)
+# What each file is compiled for. Everything else runs on any processor, and asks it before it calls these.
+_INSTRUCTIONS = {
+    "kernels_avx2.cpp": _AVX2,
+    "kernels_avx512.cpp": _AVX512,
+    "kernels_amx.cpp": _AMX,
+    "quantise_avx2.cpp": (*_AVX2, *_EXACT),
+    "quantise_portable.cpp": _EXACT,
+}
+_X86_ONLY = {"kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_amx.cpp", "quantise_avx2.cpp"}
 # An older compiler may not know these instructions; the library is then built without.
 _OPTIONAL = {"kernels_avx512.cpp": "-DMUSTER_WITH_AVX512", "kernels_amx.cpp": "-DMUSTER_WITH_AMX"}
+_X86, _ARM64 = ("x86_64", "amd64"), ("aarch64", "arm64")
 _COMPILE_TIMEOUT_S = 300.0
 
 
@@ -43,11 +53,11 @@ def library_path(cache_directory: Path | None = None) -> Path:
     Processes that start together wait for one build. Raises NativeBuildError.
     """
     machine = platform.machine().lower()
-    if machine not in ("x86_64", "amd64"):
+    if machine not in (*_X86, *_ARM64):
         raise NativeBuildError(f"there are no native kernels for {machine} processors")
     directory = (cache_directory or _default_cache_directory()) / "native"
     sources = _digest_of_sources()
-    compiler = _find_compiler()
+    compiler = find_compiler()
     if compiler is None:
         return _built_elsewhere(directory, sources)
     path = directory / f"{sources}-{_digest_of(compiler)}.so"
@@ -82,15 +92,28 @@ def _built_elsewhere(directory: Path, sources: str) -> Path:
     )
 
 
-def _find_compiler() -> str | None:
+def find_compiler() -> str | None:
+    """The program that CXX names, else the first known one on PATH; None where there is none."""
     asked = os.environ.get("CXX")
     paths = (shutil.which(name) for name in ((asked,) if asked else _COMPILERS))
     return next((path for path in paths if path is not None), None)
 
 
+def source_files(machine: str) -> list[Path]:
+    """What is compiled for a processor architecture, as `platform.machine` names it; the slowest first."""
+    skipped = set() if machine.lower() in _X86 else _X86_ONLY
+    sources = [source for source in SOURCE_DIRECTORY.glob("*.cpp") if source.name not in skipped]
+    return sorted(sources, key=lambda source: (not source.name.startswith("kernels_"), source.name))
+
+
+def compile_flags(source: Path) -> tuple[str, ...]:
+    """The flags of one source file, without those that say what else there is."""
+    return (*_FLAGS, *_INSTRUCTIONS.get(source.name, ()))
+
+
 def _digest_of_sources() -> str:
-    """Names what is built: sources and flags."""
-    digest = hashlib.sha256(repr((_FLAGS, _INSTRUCTIONS, _OPTIONAL)).encode())
+    """Names what is built: sources, flags and the architecture, as caches may be shared."""
+    digest = hashlib.sha256(repr((platform.machine(), _FLAGS, _INSTRUCTIONS, _OPTIONAL)).encode())
     for source in sorted(SOURCE_DIRECTORY.iterdir()):
         if source.suffix in (".cpp", ".h"):
             digest.update(f"\n{source.name}\n".encode() + source.read_bytes())
@@ -120,7 +143,7 @@ def _build(compiler: str, path: Path) -> None:
     # Objects are made beside the result, so that renaming it is atomic.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as name:
         folder = Path(name)
-        sources = sorted(SOURCE_DIRECTORY.glob("*.cpp"), key=lambda source: -source.name.startswith("kernels_"))
+        sources = source_files(platform.machine())
         optional = [source for source in sources if source.name in _OPTIONAL]
         others = [source for source in sources if source.name not in _OPTIONAL and source.name != "library.cpp"]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -138,8 +161,7 @@ def _build(compiler: str, path: Path) -> None:
 
 def _compile(compiler: str, source: Path, folder: Path, *defines: str) -> Path:
     output = folder / f"{source.stem}.o"
-    flags = (*_FLAGS, *_INSTRUCTIONS.get(source.name, ()), *defines)
-    _run([compiler, *flags, "-c", str(source), "-o", str(output)])
+    _run([compiler, *compile_flags(source), *defines, "-c", str(source), "-o", str(output)])
     return output
 
 

@@ -9,7 +9,24 @@ from enum import IntEnum
 from pathlib import Path
 
 # Best first.
-INSTRUCTION_SETS = ("amx", "avx512", "avx2")
+INSTRUCTION_SETS = ("amx", "avx512", "avx2", "portable")
+
+
+# GGUF's numbers of the storage types that the library reads in their own blocks.
+TYPE_IDS = {
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q3_K": 11,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+    "BF16": 30,
+}
 
 
 class Slot(IntEnum):
@@ -74,6 +91,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
         c_int,
         [c_void_p, c_int, c_int, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p],
     ),
+    "muster_quantise": (c_int, [c_int, c_void_p, c_int, c_int, c_int, c_void_p, c_int]),
     "muster_model_tie_head": (None, [c_void_p]),
     "muster_model_set_cache": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_int]),
     "muster_plan": (None, [c_void_p, POINTER(Plan)]),
@@ -97,7 +115,7 @@ def load_library(path: Path) -> ctypes.CDLL:
 def best_instruction_set(library: ctypes.CDLL) -> str | None:
     """The best kernels that this processor runs, no better than MUSTER_CPU_ISA allows; None when there are none.
 
-    Raises ValueError for a MUSTER_CPU_ISA that is none of amx, avx512, avx2 and none.
+    Raises ValueError for a MUSTER_CPU_ISA that is none of INSTRUCTION_SETS and not "none".
     """
     limit = os.environ.get("MUSTER_CPU_ISA") or INSTRUCTION_SETS[0]
     if limit == "none":

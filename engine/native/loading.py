@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model.config import ModelConfig
+from engine.model.quantise import Quantise
 from engine.model.weights import WeightSource
 from engine.native.compiler import NativeBuildError, library_path
 from engine.native.library import best_instruction_set, load_library
 from engine.native.native_model import NativeModel, why_not
+from engine.native.quantise import native_quantise
 
 
 class NativeUnavailableError(Exception):
@@ -24,6 +26,10 @@ class NativeKernels:
 
     library: ctypes.CDLL
     instruction_set: str
+
+    def quantise(self, num_threads: int) -> Quantise:
+        """The library's quantiser."""
+        return native_quantise(self.library, num_threads)
 
     def load(
         self, config: ModelConfig, weights: WeightSource, num_threads: int, progress: Callable[[int, int], None]

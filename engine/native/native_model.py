@@ -16,12 +16,13 @@ from torch import Tensor
 from engine.attention.backend import AttentionBackend, AttentionBatch
 from engine.attention.kv_cache import KvCache
 from engine.model.config import ModelConfig
+from engine.model.quantise import Quantise
 from engine.model.rope import inverse_frequencies
-from engine.model.weights import StoredMatrix, WeightSource, stored_matrix
-from engine.native.library import Norm, Plan, Shape, Slot
+from engine.model.weights import StoredMatrix, WeightSource, float_matrix, stored_matrix
+from engine.native.library import TYPE_IDS, Norm, Plan, Shape, Slot
+from engine.native.quantise import native_quantise
 
 _CPU = torch.device("cpu")
-_TYPE_IDS = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "Q4_K": 12, "BF16": 30}
 _MAX_GROUP = 16  # query heads of a key/value head, the lanes of a register
 
 
@@ -48,6 +49,7 @@ class NativeModel:
         self.config = config
         self.instruction_set = instruction_set
         self._library = library
+        self._quantise = native_quantise(library, num_threads)
         frequencies = inverse_frequencies(config).numpy()
         shape = Shape(
             vocab_size=config.vocab_size,
@@ -170,7 +172,7 @@ class NativeModel:
             self._add_matrix(
                 slot,
                 layer,
-                _packable(weights, f"{name}.weight"),
+                _packable(weights, f"{name}.weight", self._quantise),
                 weights.read(f"{name}.bias").float().contiguous().numpy() if bias else None,
             )
 
@@ -181,7 +183,7 @@ class NativeModel:
             self._handle,
             slot,
             layer,
-            _TYPE_IDS[matrix.kind],
+            TYPE_IDS[matrix.kind],
             matrix.data.ctypes.data,
             num_rows,
             num_cols,
@@ -228,15 +230,10 @@ def why_not(config: ModelConfig) -> str | None:
     return None
 
 
-def _packable(weights: WeightSource, name: str) -> StoredMatrix:
-    """The matrix as it is stored where the library reads that, and as bfloat16 where not."""
+def _packable(weights: WeightSource, name: str, quantise: Quantise) -> StoredMatrix:
+    """The matrix as it is stored where the library reads that; otherwise in blocks of eight bits, or its numbers."""
     stored = stored_matrix(weights, name)
-    if stored is not None and stored.kind in _TYPE_IDS:
+    if stored is not None and stored.kind in TYPE_IDS:
         return stored
-    values = weights.read(name)
-    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    kind = kinds[values.dtype]
-    if values.dtype is torch.bfloat16:
-        values = values.view(torch.int16)
-    data = values.contiguous().numpy().view(np.uint8).reshape(-1)
-    return StoredMatrix(kind, (weights.shape(name)[0], weights.shape(name)[1]), data)
+    matrix = float_matrix(weights, name)
+    return matrix if stored is None else quantise(matrix, "Q8_0")

@@ -34,6 +34,10 @@ KERNELS = Flag(
     "--kernels", MODEL, "What computes on a CPU: native, torch, or auto: native with --dtype auto where it can be had.",
     values.one_of("auto", "native", "torch"), "auto",
 )  # fmt: skip
+QUANTIZATION = Flag(
+    "--quantization", MODEL, "Quantise an unquantised checkpoint while it is loaded, for CPUs: none, int8 or int4.",
+    values.one_of("none", "int8", "int4"), "none", short="-q", metavar="KIND",
+)  # fmt: skip
 LOAD_FORMAT = Flag(
     "--load-format", MODEL, "auto reads the checkpoint; dummy makes random weights from --seed, for tests.",
     values.one_of("auto", "dummy"), "auto", metavar="FORMAT",
@@ -242,7 +246,7 @@ GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends reque
                      values.rank_list, metavar="RANKS", shown_default="all of them")  # fmt: skip
 
 SERVE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
     DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
@@ -263,7 +267,7 @@ HEAD = (
     TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
-    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
@@ -318,6 +322,10 @@ LOOK_IN = Flag("--runtime-dir", CONNECTION, "Where `muster serve` was told to ma
                metavar="DIRECTORY", shown_default="$XDG_RUNTIME_DIR and the temporary directory")  # fmt: skip
 ASKING_HEAD = (KNOWN_HEAD_TARGET, LOOK_IN, *DIALLING)
 
+DOCTOR = (
+    DTYPE, DEVICE, KERNELS, MODEL_CACHE, DATA_PARALLEL_ADDRESS, DATA_PARALLEL_RPC_PORT, HOST, PORT, GRPC_PORT,
+    RUNTIME_DIR,
+)  # fmt: skip
 CHAT = (URL, CLIENT_KEY, CHAT_MODEL, SYSTEM, TEMPERATURE, MAX_TOKENS)
 STATUS = (*ASKING_HEAD, STATUS_TIMEOUT)
 RUN_BATCH = (INPUT_FILE, OUTPUT_FILE, RESUME, OFFLINE_SWITCH, BATCH_URL, CLIENT_KEY, MAX_CONCURRENT)

@@ -89,6 +89,9 @@ def _add_clients(commands: Any) -> None:
                  "Change what the head and the engines of ranks log.", function="run_log_level")  # fmt: skip
     level.add_argument("level", metavar="LEVEL", help="debug, info, warning or error")
     level.add_argument("ranks", metavar="RANKS", nargs="?", default="all", help=_RANKS_HELP)
+    doctor = _add(commands, "doctor", "doctor_command", flag_table.DOCTOR, "[flags]",
+                  "Say what would run on this machine, what would not, and what to do about it.")  # fmt: skip
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     _add(commands, "fetch", "fetch_command", (flag_table.MODEL_CACHE,), "[flags]",
          "Fetch the default model and print its path.")  # fmt: skip
     _add(commands, "version", "version_command", (), "", "Print the versions of software and contract.")

@@ -109,6 +109,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
     configuration = canonical_configuration(
         model=model_path,
         dtype=values["dtype"],
+        quantization=values["quantization"],
         max_model_len=values["max_model_len"],
         block_size=values["block_size"],
         seed=values["seed"],
@@ -128,6 +129,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
             dtype=values["dtype"],
             device=values["device"],
             kernels=values["kernels"],
+            quantization=values["quantization"],
             seed=values["seed"],
             block_size=values["block_size"],
             num_blocks=values["num_blocks"],

@@ -23,6 +23,7 @@ class ServeOptions:
     dtype: str
     device: str
     kernels: str
+    quantization: str
     load_format: str
     seed: int
     max_model_len: int | None
@@ -168,6 +169,11 @@ def check(options: ServeOptions) -> None:
     else:
         _check_other_node(options)
     _check_sizes(options)
+    if options.quantization != "none" and options.device != "cpu":
+        raise FlagCombinationError(
+            f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
+            "only; leave one of the two out"
+        )
 
 
 def _check_scope(options: ServeOptions) -> None:

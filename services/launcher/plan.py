@@ -69,6 +69,7 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
     configuration = canonical_configuration(
         model=places.model_path,
         dtype=options.dtype,
+        quantization=options.quantization,
         max_model_len=options.max_model_len,
         block_size=options.block_size,
         seed=options.seed,
@@ -106,6 +107,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--served-model-name", *places.served_model_names]
     arguments += ["--dtype", options.dtype, "--device", options.device]
     arguments += ["--kernels", options.kernels, "--load-format", options.load_format]
+    arguments += ["--quantization", options.quantization]
     arguments += ["--model-cache", str(options.model_cache)]
     arguments += ["--seed", str(options.seed), "--block-size", str(options.block_size)]
     arguments += _given("--max-model-len", options.max_model_len)

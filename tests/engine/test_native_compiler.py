@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -50,7 +53,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 def test_builds_once_and_leaves_nothing_else(fake: FakeCompiler, tmp_path: Path) -> None:
     path = library_path(tmp_path / "cache")
     assert path.read_text() == "built\n"
-    num_sources = len(list(compiler.SOURCE_DIRECTORY.glob("*.cpp")))
+    num_sources = len(compiler.source_files(platform.machine()))
     assert len(fake.compiled) == num_sources + 1
     assert library_path(tmp_path / "cache") == path
     assert len(fake.compiled) == num_sources + 1
@@ -133,7 +136,29 @@ def test_a_cache_that_cannot_be_written(fake: FakeCompiler, tmp_path: Path) -> N
 
 
 def test_other_processors_have_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with pytest.raises(NativeBuildError, match="aarch64"):
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(NativeBuildError, match="riscv64"):
         library_path(tmp_path)
     assert not os.listdir(tmp_path)
+
+
+def test_arm_gets_no_flag_and_no_file_of_x86(
+    fake: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x86 = library_path(tmp_path / "cache")
+    num_compiled = len(fake.compiled)
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert library_path(tmp_path / "cache") != x86
+    lines = fake.compiled[num_compiled:]
+    assert any("kernels_portable.cpp" in line for line in lines)
+    assert not any(word in line for line in lines for word in ("-mavx", "-mfma", "-mamx", "avx2.cpp", "MUSTER_WITH"))
+
+
+def test_sources_for_arm_compile(tmp_path: Path) -> None:
+    """With a compiler for ARM where there is one; elsewhere at least without any of x86's newer instructions."""
+    command = shutil.which("aarch64-linux-gnu-g++") or compiler.find_compiler()
+    assert command is not None
+    for source in compiler.source_files("aarch64"):
+        flags = (*compiler.compile_flags(source), "-O0", "-c", str(source), "-o", str(tmp_path / "object.o"))
+        result = subprocess.run([command, *flags], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr

@@ -19,6 +19,9 @@ from engine.native.compiler import library_path
 from engine.native.library import INSTRUCTION_SETS, load_library
 from engine.native.native_model import NativeAttention, NativeModel
 
+# Where the float16 scales of a super-block lie; gguf's Python package reads these formats and cannot write them.
+_SUPER_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
 
 @functools.cache
 def native_library() -> ctypes.CDLL:
@@ -33,7 +36,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 class StateWeights:
-    """Tensors from a dictionary; matrices named in `kinds` are handed out quantised."""
+    """Tensors from a dictionary; matrices named in `kinds` are handed out quantised, or as random super-blocks."""
 
     def __init__(self, state: dict[str, Tensor], kinds: dict[str, str] | None = None) -> None:
         self._state = state
@@ -59,8 +62,23 @@ class StateWeights:
         return StoredMatrix(self._kinds[name], (rows, cols), self._quantised(name).view(np.uint8).reshape(-1))
 
     def _quantised(self, name: str) -> np.ndarray:
-        data: np.ndarray = gguf.quantize(self._state[name].numpy(), gguf.GGMLQuantizationType[self._kinds[name]])
+        kind = self._kinds[name]
+        if kind in _SUPER_SCALES:
+            return random_super_blocks(kind, *self.shape(name))
+        data: np.ndarray = gguf.quantize(self._state[name].numpy(), gguf.GGMLQuantizationType[kind])
         return np.ascontiguousarray(data)
+
+
+def random_super_blocks(kind: str, rows: int, cols: int) -> np.ndarray:
+    """[rows, bytes]: random bits, with scales that make weights of about 1."""
+    _, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(rows * cols)
+    blocks = generator.integers(0, 256, (rows * cols // 256, block_bytes), dtype=np.uint8)
+    step = 0.0005 if kind == "Q6_K" else 0.01
+    for offset in _SUPER_SCALES[kind]:
+        scales = generator.uniform(0.1 * step, step, len(blocks)).astype("<f2")
+        blocks[:, offset : offset + 2] = scales[:, None].view(np.uint8)
+    return blocks.reshape(rows, -1)
 
 
 def random_state(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

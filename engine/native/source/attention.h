@@ -78,7 +78,7 @@ MUSTER_INLINE void sum_values(const Cache& cache, const Context& context, const 
     // Pages lie anywhere, so the processor cannot guess the next one.
     const uint16_t* next = stop < last ? values + token_offset(cache, context, stop) : value;
     for (; t < stop; ++t, value += step, weights += kLanes) {
-      for (int v = 0; v < V; v += 2) _mm_prefetch(reinterpret_cast<const char*>(next + v * 16), _MM_HINT_T0);
+      for (int v = 0; v < V; v += 2) __builtin_prefetch(next + v * 16);
       next += step;
       for (int v = 0; v < V; ++v) {
         const Floats part = load_halves(value + v * 16);

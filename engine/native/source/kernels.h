@@ -13,7 +13,7 @@ constexpr int kBlock = 32;   // inputs that share a scale
 constexpr int kLanes = 16;   // query heads (decoding) or query tokens (prefill) that attend together
 constexpr int kRowPad = 32;  // activations are allocated in multiples of this many rows
 
-enum class Codes : int32_t { kFourBits = 0, kEightBits = 1, kBfloat16 = 2 };
+enum class Codes : int32_t { kFourBits = 0, kEightBits = 1, kBfloat16 = 2, kFiveBits = 3, kSixBits = 4 };
 
 // A matrix of N outputs and K inputs, repacked in panels of 16 outputs. A panel holds, in this order,
 //   float16 scales [K/32][16], padded to 64 bytes
@@ -21,6 +21,7 @@ enum class Codes : int32_t { kFourBits = 0, kEightBits = 1, kBfloat16 = 2 };
 //   codes: four bits   [K/32][4][16][4 bytes]: byte i of lane n holds inputs 8j+i (low half) and 8j+4+i (high half)
 //          eight bits  [K/32][8][16][4]      : signed; input 4j+i of lane n
 //          bfloat16    [K/2][16][2]          : no scales; the operand order of dot products of pairs
+//   five and six bits: see wide_codes.h
 // Weight = scale * code + minimum.
 struct Matrix {
   Codes codes;
@@ -31,6 +32,8 @@ struct Matrix {
   int32_t reserved;
   size_t minima_offset;  // within a panel
   size_t codes_offset;
+  size_t factors_offset;  // six bits only
+  size_t high_offset;     // five and six bits only
   size_t panel_bytes;
   const uint8_t* data;
   const float* bias;  // [N] or null
@@ -110,6 +113,7 @@ struct Kernels {
 };
 
 // Null when the processor, or the compiler that built the library, lacks the instructions.
+const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
 const Kernels* kernels_amx();

@@ -1,4 +1,5 @@
 #include "attention_amx.h"
+#include "multiply_wide_amx.h"
 #include "rows.h"
 
 namespace muster {

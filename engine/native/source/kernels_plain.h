@@ -2,7 +2,7 @@
 #pragma once
 
 #include "attention.h"
-#include "multiply.h"
+#include "multiply_wide.h"
 #include "rows.h"
 
 namespace muster {
@@ -11,8 +11,11 @@ namespace {
 Format choose_format(Codes codes, int) { return codes == Codes::kBfloat16 ? Format::kFloat : Format::kInt8; }
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
-              int end, Scratch*) {
-  multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
+              int end, Scratch* scratch) {
+  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
+    multiply_wide(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else
+    multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
 }
 
 constexpr Kernels plain_kernels(const char* name) {

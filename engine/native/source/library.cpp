@@ -7,6 +7,7 @@
 
 #include "model.h"
 #include "pack.h"
+#include "quantise_rows.h"
 
 #define MUSTER_API extern "C" __attribute__((visibility("default")))
 
@@ -17,22 +18,29 @@ using muster::Linear;
 using muster::Matrix;
 using muster::Model;
 
+#ifdef __x86_64__
+#ifdef MUSTER_WITH_AMX
 // Linux hands out the tile registers on request, once per process.
 bool tiles_permitted() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+#endif
+
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
+#if defined(MUSTER_WITH_AVX512) || defined(MUSTER_WITH_AMX)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni");
 }
+#endif
 
+#ifdef MUSTER_WITH_AMX
 bool has_amx() {
   if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
   uint32_t a = 7, b, c = 0, d;
@@ -40,6 +48,8 @@ bool has_amx() {
   constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
   return (d & kBf16) && (d & kTile) && (d & kInt8) && tiles_permitted();
 }
+#endif
+#endif
 
 enum Slot { kEmbedding, kHead, kQkv, kOutput, kGateUp, kDown };
 enum Norm { kFinalNorm, kAttentionNorm, kMlpNorm, kQNorm, kKNorm };
@@ -80,13 +90,23 @@ const Kernels* kernels_named(const char* name) {
 #ifdef MUSTER_WITH_AVX512
   if (std::strcmp(name, "avx512") == 0 && has_avx512()) return muster::kernels_avx512();
 #endif
+#ifdef __x86_64__
   if (std::strcmp(name, "avx2") == 0 && has_avx2()) return muster::kernels_avx2();
+#endif
+  if (std::strcmp(name, "portable") == 0) return muster::kernels_portable();
   return nullptr;
+}
+
+const muster::Quantisers* best_quantisers() {
+#ifdef __x86_64__
+  if (has_avx2()) return muster::quantisers_avx2();
+#endif
+  return muster::quantisers_portable();
 }
 
 }  // namespace
 
-// Whether this processor, and this build, run the kernels of that name: "amx", "avx512" or "avx2".
+// Whether this processor, and this build, run the kernels of that name: "amx", "avx512", "avx2" or "portable".
 MUSTER_API int muster_has_kernels(const char* name) { return kernels_named(name) != nullptr; }
 
 MUSTER_API Model* muster_model_new(const muster::Shape* shape, const char* kernels, int num_threads,
@@ -120,6 +140,20 @@ MUSTER_API int muster_model_add_matrix(Model* model, int slot, int layer, int ty
   });
   linear->parts.push_back(matrix);
   return 0;
+}
+
+// Floating-point weights, rows as stored, into blocks of GGUF's Q8_0, Q5_1 or Q4_1. Returns -2 where one is not finite.
+MUSTER_API int muster_quantise(int from, const uint8_t* data, int rows, int cols, int to, uint8_t* out,
+                               int num_threads) {
+  const auto source = static_cast<muster::Stored>(from), target = static_cast<muster::Stored>(to);
+  if (!muster::can_quantise(source, target, cols)) return -1;
+  const muster::Quantisers& quantisers = *best_quantisers();
+  std::atomic<bool> finite{true};
+  muster::Threads threads(num_threads);
+  threads.each(rows, 64, [&](int begin, int end, int) {
+    if (!muster::quantise_rows(quantisers, source, data, cols, target, out, begin, end)) finite = false;
+  });
+  return finite ? 0 : -2;
 }
 
 // The output matrix is the embedding: one copy in memory.

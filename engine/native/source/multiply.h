@@ -2,6 +2,9 @@
 #pragma once
 
 #include "vector.h"
+#ifndef __AVX2__
+#include "dot_portable.h"
+#endif
 
 namespace muster {
 namespace {
@@ -62,7 +65,7 @@ MUSTER_INLINE void dot_eight_bits(const uint8_t* codes, const int8_t* const (&x)
   }
   for (int m = 0; m < M; ++m) sums[m] = reinterpret_cast<Ints>(total[m]);
 }
-#else
+#elif defined(__AVX2__)
 MUSTER_INLINE __m256i dot_bytes(__m256i codes, const int8_t* x) {
   int32_t bytes;
   std::memcpy(&bytes, x, 4);

@@ -1,10 +1,16 @@
 // Products of many rows on the tile unit: eight-bit for decode batches, bfloat16 for prefill.
 #pragma once
 
-#include "multiply.h"
+#include "multiply_wide.h"
 
 namespace muster {
 namespace {
+
+// Five and six bits: see multiply_wide_amx.h.
+void unpack_wide(const Matrix& matrix, int panel, uint8_t* out);
+void dequantise_wide(const Matrix& matrix, int panel, uint8_t* out);
+void tile_six_bits(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+                   int end, Scratch* scratch);
 
 // From this many rows on, dequantising a panel once costs less than scaling every block's sums.
 constexpr int kHalvesFrom = 32;
@@ -101,7 +107,10 @@ void tile_panels(const Matrix& matrix, const Activations& x, int first, int last
   for (int panel = begin; panel < end; ++panel) {
     const uint8_t* codes = matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
     if constexpr (kFour) {
-      unpack_panel(codes, matrix.num_blocks, unpacked);
+      if (matrix.codes == Codes::kFiveBits)
+        unpack_wide(matrix, panel, unpacked);
+      else
+        unpack_panel(codes, matrix.num_blocks, unpacked);
       codes = unpacked;
     }
     for (int row = first; row < last; row += R)
@@ -283,7 +292,9 @@ MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, c
 // The panel's weights as bfloat16 pairs: as they are stored, or unpacked into `room`.
 MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t* room) {
   if (matrix.codes == Codes::kBfloat16) return matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
-  if (matrix.codes == Codes::kFourBits)
+  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
+    dequantise_wide(matrix, panel, room);
+  else if (matrix.codes == Codes::kFourBits)
     dequantise_panel<true>(matrix, panel, room);
   else
     dequantise_panel<false>(matrix, panel, room);
@@ -320,9 +331,13 @@ void multiply(const Matrix& matrix, const Activations& x, float* out, size_t str
               int end, Scratch* scratch) {
   if (choose_format(matrix.codes, x.rows) == Format::kBfloat16)
     tile_halves(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else if (matrix.codes == Codes::kSixBits && x.rows >= kTilesFrom)
+    tile_six_bits(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else if (x.rows < kTilesFrom && (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits))
+    multiply_wide(matrix, x, out, stride, accumulate, begin, end, scratch);
   else if (x.rows < kTilesFrom)
     multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
-  else if (matrix.codes == Codes::kFourBits)
+  else if (matrix.codes == Codes::kFourBits || matrix.codes == Codes::kFiveBits)
     tile_rows<true>(matrix, x, out, stride, accumulate, begin, end, scratch);
   else
     tile_rows<false>(matrix, x, out, stride, accumulate, begin, end, scratch);

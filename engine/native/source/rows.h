@@ -1,7 +1,7 @@
 // What is done to one row at a time between the matrix products.
 #pragma once
 
-#include "vector.h"
+#include "wide_codes.h"
 
 namespace muster {
 namespace {
@@ -100,6 +100,7 @@ void prepare(const float* values, int row, const Activations& x) {
 
 // One output's weights, gathered from its panel.
 void read_row(const Matrix& matrix, int row, float* out) {
+  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits) return read_wide_row(matrix, row, out);
   const uint8_t* panel = matrix.data + (row / kPanel) * matrix.panel_bytes;
   const uint8_t* codes = panel + matrix.codes_offset;
   const int lane = row % kPanel;

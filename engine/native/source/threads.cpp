@@ -15,7 +15,13 @@ namespace {
 constexpr int kSpins = 2000;
 constexpr int kYields = 20;
 
-void pause_briefly() { __builtin_ia32_pause(); }
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
 
 }  // namespace
 

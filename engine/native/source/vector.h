@@ -4,7 +4,9 @@
 // function compiled for AVX-512 must never be the copy that the linker keeps for a processor without it.
 #pragma once
 
+#ifdef __x86_64__
 #include <immintrin.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
@@ -65,7 +67,7 @@ MUSTER_INLINE float from_bfloat16(uint16_t v) {
 MUSTER_INLINE Floats load_float16(const uint8_t* p) {
 #ifdef __AVX512F__
   return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-#else
+#elif defined(__F16C__)
   union {
     Floats all;
     __m256 half[2];
@@ -73,6 +75,11 @@ MUSTER_INLINE Floats load_float16(const uint8_t* p) {
   result.half[0] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   result.half[1] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p) + 1));
   return result.all;
+#else
+  // The exponent's bias differs by 112; the product also rights numbers below the smallest normal one.
+  const Words bits = __builtin_convertvector(*reinterpret_cast<const LooseHalves*>(p), Words);
+  const Words magnitude = as_words(as_floats((bits & 0x7fff) << 13) * 0x1p112f);
+  return as_floats(magnitude | (bits & 0x8000) << 16);
 #endif
 }
 

@@ -54,13 +54,15 @@ class ModelInfo(_message.Message):
     bos_token_id: _builtins.int
     """bos_token_id, when the model has one."""
     fingerprint: _builtins.str
-    """fingerprint identifies checkpoint and dtype: equal fingerprints, equal
-    logits up to the arithmetic of the machine.
+    """fingerprint identifies checkpoint, dtype and a quantisation on load: equal
+    fingerprints, equal logits up to the arithmetic of the machine.
     """
     num_parameters: _builtins.int
     """num_parameters of the checkpoint."""
     quantization: _builtins.str
-    """quantization as stored, for example "Q4_1"; empty when not quantised."""
+    """quantization as stored, for example "Q4_1", or made while loading: "int8"
+    or "int4"; empty when not quantised.
+    """
     block_size: _builtins.int
     """block_size is the number of tokens of one KV cache block."""
     num_blocks: _builtins.int

@@ -54,6 +54,7 @@ def test_sensible_combinations_pass(flags: str) -> None:
         ("-dp 4 -dpn 1 -dpr 1 -dpa h", ["--data-parallel-rank 1", "--data-parallel-start-rank 1"]),
         ("-dp 4 -dpn 1", ["first rank is 1", "--data-parallel-address"]),
         ("-dp 4 -dpn 1 -dpa h --data-parallel-bind-address ::", ["first rank is 1", "--data-parallel-bind-address ::"]),
+        ("--quantization int8 --device cuda", ["--quantization int8", "--device cuda"]),
         ("--headless", ["--headless", "--data-parallel-address"]),
         ("--headless -dpa h --api-server-count 2", ["--headless", "--api-server-count 2"]),
         ("--headless -dpa h -dpp 0", ["--headless", "--data-parallel-rpc-port 0"]),

@@ -73,7 +73,7 @@ def test_every_process_gets_the_same_doors(make: Any, flags: tuple[Flag, ...]) -
 def test_every_setting_of_an_engine_is_handed_down() -> None:
     """All flags that `serve` and `engine` share, each with a value that is not its default."""
     line = (
-        "--served-model-name other --dtype bfloat16 --device cuda --kernels torch --load-format dummy --seed 9 "
+        "--served-model-name other --dtype bfloat16 --device cuda --kernels torch -q int4 --load-format dummy --seed 9 "
         "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
         "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
         "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h "
@@ -106,7 +106,7 @@ def test_headless_engines_without_a_start_rank_ask_for_any() -> None:
 
 
 def test_the_head_compares_what_every_engine_must_have() -> None:
-    options = serve_options("-dp 2 --dtype float32 --ready-timeout 90 --deployment-id blue")
+    options = serve_options("-dp 2 --dtype float32 --quantization int8 --ready-timeout 90 --deployment-id blue")
     values = parsed(plan.plan_head(options, PLACES, port=41000), flag_table.HEAD)
     assert values["port"] == 41000
     assert values["host"] == "127.0.0.1"
@@ -118,6 +118,7 @@ def test_the_head_compares_what_every_engine_must_have() -> None:
     assert dict(configuration) == {
         "model": "tiny",
         "dtype": "float32",
+        "quantization": "int8",
         "max-model-len": "auto",
         "block-size": "16",
         "seed": "0",
