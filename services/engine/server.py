@@ -197,7 +197,7 @@ class EngineProcess:
         loop.start()
         self._engine_loop = loop
         self._feed.open(loop)
-        self._intake.open(loop, convert.Limits(facts.vocab_size, facts.max_model_len))
+        self._intake.open(loop, convert.Limits(facts.vocab_size, facts.max_model_len, facts.embedding_size))
         model = convert.to_model_info(
             facts,
             served_model_names=self._options.served_model_names,
