@@ -19,9 +19,10 @@ from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.error_envelope import ErrorEnvelope
 from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
-from gateway.ports import Cluster, Metrics, TextGenerator
+from gateway.ports import Cluster, Metrics, TextEmbedder, TextGenerator
 from gateway.routes.chat import ChatCompletions
 from gateway.routes.completions import Completions
+from gateway.routes.embeddings import Embeddings
 from gateway.routes.models import Models
 from gateway.routes.serving import Serving
 from gateway.routes.status import Status
@@ -40,11 +41,12 @@ def build_app(
     metrics: Metrics,
     settings: AppSettings,
     lifecycle: Lifecycle | None = None,
+    embedder: TextEmbedder | None = None,
 ) -> Starlette:
     """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
     serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
     app = Starlette(
-        routes=_routes(serving),
+        routes=[*_routes(serving), *_both("/embeddings", Embeddings(serving, embedder).create, "POST")],
         middleware=_middleware(settings, metrics),
         exception_handlers={HTTPException: _reraise},
     )

@@ -166,6 +166,17 @@ class EngineFailed(GatewayError):
         return {**super().headers(), "x-should-retry": "false" if self.deterministic else "true"}
 
 
+class NotSupported(GatewayError):
+    """This deployment cannot do that at all."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "x-should-retry": "false"}
+
+
 class InternalError(GatewayError):
     """A bug of ours; the log has the traceback, the client only a request id."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from muster import v1 as wire
 
+from gateway.embedding_request import EmbeddingRequest, PoolingMethod
 from gateway.generation_request import (
     Constraint,
     ConstraintKind,
@@ -39,6 +40,11 @@ _TO_FINISH_REASONS = {
     FinishReason.STOP: wire.FINISH_REASON_STOP,
     FinishReason.LENGTH: wire.FINISH_REASON_LENGTH,
     FinishReason.ABORT: wire.FINISH_REASON_ABORT,
+}
+
+_POOLING_METHODS = {
+    PoolingMethod.MEAN: wire.POOLING_METHOD_MEAN,
+    PoolingMethod.LAST: wire.POOLING_METHOD_LAST,
 }
 
 
@@ -150,6 +156,17 @@ def from_request(
         priority=request.priority,
         cache_salt=request.cache_salt,
         constraint=None if request.constraint is None else _from_constraint(request.constraint),
+    )
+
+
+def from_embedding_request(request: EmbeddingRequest, inputs: Sequence[Sequence[int]]) -> wire.EmbedRequest:
+    """A batch of the request's inputs for one rank."""
+    return wire.EmbedRequest(
+        inputs=[wire.TokenSequence(token_ids=tokens) for tokens in inputs],
+        pooling=_POOLING_METHODS[request.pooling],
+        dimensions=request.dimensions,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 

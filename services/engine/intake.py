@@ -13,8 +13,8 @@ from services.engine.mailboxes import Mailboxes, Sink
 from services.engine.state import EngineState
 
 if TYPE_CHECKING:
-    from engine.request import Request
     from engine.loop import EngineLoop, StepResult
+    from engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ class _Gateway:
             metrics=self._backend.metrics,
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
+            embedder=self._backend.embedder,
         )
         self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
