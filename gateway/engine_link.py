@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 Dial = Callable[[str], grpc.aio.Channel]
 
 ATTACH_TIMEOUT_S = 10.0
+_BREAK_S = 1.0
 # Thirty years; a Duration has an end.
 _LONGEST_TIMEOUT_S = 1e9
 
@@ -141,6 +142,7 @@ class EngineLink:
         """
         channel = self._channel
         if not self.attached or channel is None:
+            await self._until_detached(channel)
             raise LinkLost(f"rank {self.rank} is not attached")
         try:
             return await wire.EngineServiceStub(channel).Embed(request, timeout=timeout_s)
@@ -149,11 +151,18 @@ class EngineLink:
             task = asyncio.current_task()
             if self._channel is channel or (task is not None and task.cancelling()):
                 raise
+            await self._until_detached(channel)
             raise LinkLost(f"rank {self.rank} was lost") from None
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE and not _said_by_engine(error):
+                await self._until_detached(channel)
                 raise LinkLost(f"rank {self.rank} was lost: {error.details()}") from error
             raise
+
+    async def _until_detached(self, channel: grpc.aio.Channel | None) -> None:
+        """A call saw the connection break; until the reader has seen it too, the link looks as if it could be used."""
+        if self._attached and self._channel in (channel, None):
+            await self._changed.wait(_BREAK_S)
 
     def _send(self, frame: wire.AttachRequest) -> None:
         self._outbox.append(frame)
