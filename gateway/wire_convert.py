@@ -15,7 +15,7 @@ from gateway.generation_request import (
     Sampling,
     TokenLogprob,
 )
-from gateway.ranks import LoadSnapshot, Rank, RankLoad, RankState, Roster
+from gateway.ranks import GatewayPeer, LoadSnapshot, Rank, RankLoad, RankState, Roster
 
 _STATES = {
     wire.RANK_STATE_MISSING: RankState.MISSING,
@@ -55,6 +55,7 @@ def to_roster(roster: wire.Roster, scope: frozenset[int] | None = None) -> Roste
         head_incarnation=roster.head_incarnation,
         ranks={entry.rank: _to_rank(entry) for entry in roster.ranks},
         gateways=tuple(sorted(gateway.name for gateway in roster.gateways if _shares(gateway, scope))),
+        peers=tuple(GatewayPeer(peer.name, peer.host_id, tuple(peer.targets)) for peer in roster.gateways),
     )
 
 

@@ -79,9 +79,9 @@ class Serving:
             gone.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
 
-    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
-        """Sends the bytes of each event as they come."""
-        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle)
+    def stream(self, events: AsyncGenerator[bytes, None], **forms: Any) -> EventStream:
+        """Sends the bytes of each event as they come; `forms` are EventStream's `fail` and `ping`."""
+        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle, **forms)
 
 
 @dataclass(frozen=True, slots=True)
