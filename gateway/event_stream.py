@@ -24,8 +24,8 @@ _HEADERS = [
 
 
 class EventStream:
-    """An ASGI response. `events` yields the bytes of one engine event at a time, possibly empty; `fail` gives those that
-    tell of a late error and end the stream, `ping` are those that break a silence.
+    """An ASGI response. `events` yields the bytes of one engine event at a time, possibly empty; `fail` gives those
+    that tell of a late error and end the stream, `ping` are those that break a silence.
 
     Headers wait for the first event, so that everything that fails before it gets a real status. When none comes within
     the ping interval, headers and a comment go out, and from then on errors are events. Two tasks per stream, none per

@@ -52,13 +52,11 @@ def _parse_choice(fields: Fields, choice: object, tools: tuple[Tool, ...], paral
     outer = fields.nested("tool_choice") if isinstance(choice, dict) else None
     if outer is None:
         fields.refuse("tool_choice", "'none', 'auto', 'required', a function or allowed_tools")
-    match outer.raw("type"):
-        case "function":
-            return ToolUse((_named(outer.raw("name"), tools, "tool_choice.name"),), forced=True, parallel=False)
-        case "allowed_tools":
-            return _parse_allowed(outer, tools, parallel)
-        case _:
-            outer.refuse("type", "'function' or 'allowed_tools'; there are no built-in tools")
+    if outer.raw("type") not in ("function", "allowed_tools"):
+        outer.refuse("type", "'function' or 'allowed_tools'; there are no built-in tools")
+    if outer.raw("type") == "allowed_tools":
+        return _parse_allowed(outer, tools, parallel)
+    return ToolUse((_named(outer.raw("name"), tools, "tool_choice.name"),), forced=True, parallel=False)
 
 
 def _parse_allowed(outer: Fields, tools: tuple[Tool, ...], parallel: bool) -> ToolUse:

@@ -23,6 +23,17 @@ class _Running:
     limits: convert.Limits
 
 
+@dataclass(frozen=True, slots=True)
+class _EmbeddingBuilder:
+    """Makes the request of one input once its key is known."""
+
+    message: wire.EmbedRequest
+    index: int
+
+    def __call__(self, key: str, limits: convert.Limits) -> Request:
+        return convert.to_embedding_request(self.message, self.index, key)
+
+
 class Intake:
     """Admits requests, aborts them, and hands the engine thread's outputs to their readers.
 
@@ -59,9 +70,7 @@ class Intake:
         keys: list[str] = []
         try:
             for index, sink in enumerate(sinks):
-                keys.append(
-                    self._submit("", sink, lambda key, _, i=index: convert.to_embedding_request(message, i, key))
-                )
+                keys.append(self._submit("", sink, _EmbeddingBuilder(message, index)))
         except BaseException:
             for key in keys:
                 self.leave(key)
