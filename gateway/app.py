@@ -27,6 +27,7 @@ from gateway.routes.completions import Completions
 from gateway.routes.embeddings import Embeddings
 from gateway.routes.messages import Messages
 from gateway.routes.models import Models
+from gateway.routes.rendering import Rendering
 from gateway.routes.responses import Responses
 from gateway.routes.serving import Serving
 from gateway.routes.status import Status
@@ -56,6 +57,7 @@ def build_app(
             *_both("/embeddings", Embeddings(serving, embedder).create, "POST"),
             *_response_routes(Responses(serving, responses or _local_archive(settings))),
             *_message_routes(Messages(serving)),
+            *_rendering_routes(Rendering(serving)),
         ],
         middleware=_middleware(settings, metrics),
         exception_handlers={HTTPException: _reraise},
@@ -97,6 +99,14 @@ def _message_routes(messages: Messages) -> list[Route]:
     return [
         *_both("/messages", messages.create, "POST"),
         *_both("/messages/count_tokens", messages.count_tokens, "POST"),
+    ]
+
+
+def _rendering_routes(rendering: Rendering) -> list[Route]:
+    return [
+        *_both("/chat/completions/render", rendering.render, "POST"),
+        *_both("/chat/completions/input_tokens", rendering.count, "POST"),
+        *_both("/apply-template", rendering.render, "POST"),
     ]
 
 

@@ -24,12 +24,12 @@ from services.engine.load_feed import LoadFeed
 from services.engine.load_reporter import LoadReporter
 from services.engine.loading import Loading, build_from_checkpoint, read_tokenizer
 from services.engine.membership import HeadGoneError, Membership, RejectedError
-from services.engine.options import EngineOptions, tcp_target
+from services.engine.options import EngineOptions
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
 from services.rpc import runtime
-from services.rpc.identity import host_id, host_name, new_incarnation
+from services.rpc.identity import host_id, host_name, new_incarnation, tcp_target
 from services.rpc.server import ListenError, RpcServer
 from services.version import PROTOCOL_MAX, PROTOCOL_MIN, __version__
 

@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from muster import v1 as wire
 
@@ -17,13 +18,17 @@ from gateway.backend import Backend
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
 from gateway.lifecycle import Lifecycle
+from gateway.peers import GatewayPeers, PeerServicer
+from gateway.responses.archive import ResponseArchive
+from gateway.responses.store import ResponseStore
 from gateway.settings import AppSettings
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
+from services.gateway.guarded_peers import GuardedPeers
 from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
 from services.rpc.channels import dial
-from services.rpc.identity import host_id, host_name
+from services.rpc.identity import host_id, host_name, tcp_target
 from services.rpc.listening import ListenError
 from services.rpc.runtime import stop_event
 from services.rpc.server import RpcServer
@@ -32,6 +37,7 @@ from services.version import __version__
 _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "muster.v1.InferenceService"
+PEER_SERVICE = "muster.v1.PeerService"
 _READINESS_POLL_S = 0.1
 _DRAIN_POLL_S = 0.05
 # Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
@@ -54,6 +60,7 @@ class GatewayOptions:
     http_port: int = 8000
     http_fds: tuple[int, ...] = ()
     grpc_port: int = 8001
+    unix_path: Path | None = None  # for the other gateways of this host, who share the port
     reuse_port: bool = False
     wait_until_ready: bool = False  # take no connections from the shared ports before there is somebody to serve them
     api_keys: tuple[str, ...] = ()
@@ -64,6 +71,8 @@ class GatewayOptions:
     root_path: str = ""
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
+    response_store_bytes: int = 64 << 20
+    response_ttl_s: float = 86_400.0
     shutdown_timeout_s: float = 30.0
 
 
@@ -74,6 +83,8 @@ async def run_gateway(options: GatewayOptions) -> int:
     try:
         sockets, http_port = _http_sockets(options)
         grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
+        if options.unix_path is not None:
+            rpc.listen_unix(options.unix_path)
     except ListenError as error:
         _log.error("%s", error)
         await rpc.stop(0)
@@ -106,9 +117,10 @@ class _Gateway:
     ) -> None:
         self._options = options
         self._rpc = rpc
+        entry = _roster_entry(options, http_port=http_port, grpc_port=grpc_port)
         self._backend = Backend(
             head_target=options.head_target,
-            gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
+            gateway=entry,
             host_id=host_id(),
             dial=dial,
             scope=options.ranks or None,
@@ -116,6 +128,7 @@ class _Gateway:
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
         guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
+        archive = self._add_archive(entry.name)
         self._lifecycle = Lifecycle()
         app = build_app(
             generator=self._backend.generator,
@@ -124,9 +137,22 @@ class _Gateway:
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
             embedder=self._backend.embedder,
+            responses=archive,
         )
         self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
+
+    def _add_archive(self, name: str) -> ResponseArchive:
+        """The memory for finished responses, and the service by which other gateways look into it."""
+        options = self._options
+        store = ResponseStore(options.response_store_bytes, options.response_ttl_s)
+        # Metadata of gRPC is ASCII; a key that is none cannot be sent.
+        key = next((key for key in options.api_keys if key.isascii()), None)
+        peers = GatewayPeers(host_id=host_id(), dial=dial, peers=self._backend.cluster.peers, api_key=key)
+        servicer = PeerServicer(store, name, peers)
+        guarded = GuardedPeers(servicer, options.api_keys) if options.api_keys else servicer
+        self._rpc.add(PEER_SERVICE, wire.add_PeerServiceServicer_to_server, guarded)
+        return ResponseArchive(store, gateway=name, peers=peers)
 
     async def run(self, stop: asyncio.Event) -> str:
         """Ends after `stop`, or with the reason why this gateway can never serve."""
@@ -161,6 +187,7 @@ class _Gateway:
                 _log.info("ready to serve" if ready else "not ready: no rank serves")
                 self._rpc.set_serving("", ready)
                 self._rpc.set_serving(INFERENCE_SERVICE, ready)
+                self._rpc.set_serving(PEER_SERVICE, ready)
                 was_ready = ready
             await asyncio.sleep(_READINESS_POLL_S)
 
@@ -206,6 +233,7 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
 
 def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
     # The pid alone is not unique: containers count their processes from 1.
+    tcp = tcp_target(options.host, grpc_port)
     name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
     return wire.GatewayEntry(
         name=name,
@@ -214,4 +242,6 @@ def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) ->
         http_url=f"http://{join_host_port(options.host, http_port)}",
         grpc_target=join_host_port(options.host, grpc_port),
         ranks=options.ranks,
+        targets=[f"unix:{options.unix_path}", tcp] if options.unix_path is not None else [tcp],
+        host_id=host_id(),
     )

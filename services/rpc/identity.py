@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import socket
 import time
@@ -41,3 +42,14 @@ def _namespace(kind: str) -> str:
         return str(os.stat(f"/proc/self/ns/{kind}").st_ino)
     except OSError:
         return ""
+
+
+def tcp_target(host: str, port: int) -> str:
+    """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
+    if host in {"", "*", "0.0.0.0", "::"}:
+        host = host_name()
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return f"dns:///{host}:{port}"
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
