@@ -23,7 +23,10 @@ def parse_tools(fields: Fields) -> tuple[ToolUse | None, list[object]]:
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise InvalidRequest(f"tools[{index}].name", f"Two tools have the name {shown(name)}; rename one.")
+            raise InvalidRequest(
+                f"tools[{index}].name",
+                f"Invalid 'tools[{index}].name': two tools are called {shown(name)}; rename one.",
+            )
     use = _parse_choice(fields, tools)
     return use, [_template_tool(item) for item in value] if use is not None else []
 

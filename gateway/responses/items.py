@@ -27,7 +27,7 @@ def parse_items(fields: Fields) -> tuple[Item, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
-        return (_message("user", value, "input"),)
+        return (_message("user", value),)
     if not isinstance(value, list) or len(value) > _MAX_ITEMS:
         fields.refuse("input", f"a string or a list of at most {_MAX_ITEMS} items")
     return tuple(_parse_item(item, f"input[{index}]") for index, item in enumerate(value))

@@ -163,7 +163,7 @@ async def test_the_limit_makes_it_incomplete(api: RestApi) -> None:
     assert api.generator.requests[0].max_tokens == 3
 
 
-async def test_calls_and_text(api: RestApi) -> None:
+async def test_calls_and_text() -> None:
     api = api_saying(TWO_CALLS)
     body = await ask_api(api, input="hi", tools=[WEATHER, CLOCK])
     message, weather, clock = body["output"]
@@ -229,7 +229,7 @@ async def test_a_streamed_response_can_be_continued_at_once(api: RestApi) -> Non
         assert (await client.get(f"{PATH}/{final['id']}")).json() == final
 
 
-async def test_results_of_calls_go_back(client: httpx.AsyncClient) -> None:
+async def test_results_of_calls_go_back() -> None:
     """By the id of the response, by the items themselves, and by references: the model sees the same."""
     api = api_saying(TWO_CALLS)
     async with api.client() as client:
