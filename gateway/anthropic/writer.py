@@ -22,11 +22,12 @@ Event = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MessageShape:
-    """What is the same on all events."""
+    """What is the same on all events. `max_tokens` is the client's own limit, not what the context leaves."""
 
     message_id: str
     model: str
     tools: ToolAnswer | None
+    max_tokens: int
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class MessageWriter:
         self._usage = GenerationUsage(0, 0, 0)
         self._content: list[Event] = []  # complete blocks
         self._open: _Block | None = None
+        self._num_output_tokens = 0
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
@@ -100,6 +102,7 @@ class MessageWriter:
     def _delta(self, delta: ChoiceDelta) -> list[Event]:
         # Before anything is told: an abort is an error, not an end.
         reason = None if delta.finish_reason is None else finish_reason_text(delta.finish_reason)
+        self._num_output_tokens += len(delta.token_ids)
         events = [event for part in self._reader.push(delta) for event in self._tell(part)]
         if reason is not None:
             self._finish(reason, delta.stop_reason)
@@ -107,7 +110,8 @@ class MessageWriter:
 
     def _finish(self, reason: str, stop: str | int | None) -> None:
         if reason == "length":
-            self._stop_reason = "max_tokens"
+            full = self._num_output_tokens < self._shape.max_tokens
+            self._stop_reason = "model_context_window_exceeded" if full else "max_tokens"
         elif isinstance(stop, str):
             self._stop_reason, self._stop_sequence = "stop_sequence", stop
         else:

@@ -18,6 +18,8 @@ def model_card(name: str, model: wire.ModelInfo, created: int) -> dict[str, obje
         # Anthropic's clients read these.
         "type": "model",
         "display_name": name,
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
         "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
         "max_model_len": model.max_model_len,
         "context_window": model.max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,7 +31,9 @@ from gateway.routes.serving import (
 )
 
 _VERSION_HEADER = "anthropic-version"
-_VERSION = "2023-06-01"
+# Versions are dates. Those before the first one streamed otherwise; what came since has the same shapes.
+_FIRST_VERSION = "2023-06-01"
+_DATE = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _PING = sse.named_event("ping", {"type": "ping"})
 
 
@@ -52,7 +55,12 @@ class Messages:
         prompt_token_ids = await encode_conversation(
             asked.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
         )
-        shape = MessageShape(message_id=f"msg_{request.state.request_id}", model=model.name, tools=tools)
+        shape = MessageShape(
+            message_id=f"msg_{request.state.request_id}",
+            model=model.name,
+            tools=tools,
+            max_tokens=asked.max_tokens or 0,
+        )
         generation = generation_request(
             request,
             options,
@@ -108,9 +116,10 @@ def _bytes(events: Iterable[Event]) -> bytes:
 
 
 def _check_version(request: Request) -> None:
-    """Without the header, as from curl, the current version is meant."""
-    version = request.headers.get(_VERSION_HEADER, _VERSION)
-    if version != _VERSION:
+    """Without the header, as from curl, any version is meant."""
+    version = request.headers.get(_VERSION_HEADER, _FIRST_VERSION)
+    if not _DATE.fullmatch(version) or version < _FIRST_VERSION:
         raise InvalidRequest(
-            _VERSION_HEADER, f"Unsupported '{_VERSION_HEADER}': got {shown(version)}; served is '{_VERSION}'."
+            _VERSION_HEADER,
+            f"Unsupported '{_VERSION_HEADER}': got {shown(version)}; served are '{_FIRST_VERSION}' and later ones.",
         )

@@ -131,9 +131,14 @@ async def test_tool_use_streamed_and_whole() -> None:
 
 async def test_a_call_that_is_cut_ends_with_max_tokens() -> None:
     cut = TWO_CALLS[: TWO_CALLS.index("rich")]
-    message = await ask(api_saying(cut, FinishReason.LENGTH), tools=[WEATHER])
+    message = await ask(api_saying(cut, FinishReason.LENGTH), tools=[WEATHER], max_tokens=1)
     assert message["stop_reason"] == "max_tokens"
     assert message["content"][1]["input"] == {}
+
+
+async def test_an_answer_that_fills_the_context_says_so() -> None:
+    message = await ask(api_saying("hello", FinishReason.LENGTH), max_tokens=1000)
+    assert message["stop_reason"] == "model_context_window_exceeded"
 
 
 async def test_the_limit_and_stop_sequences(api: RestApi) -> None:
@@ -330,15 +335,16 @@ async def test_a_prompt_that_is_too_long_says_so_in_the_words_that_agents_know(c
     assert message.endswith(f" tokens > {MAX_MODEL_LEN - 1} maximum")
 
 
-@pytest.mark.parametrize("version", ["2023-06-01", None])
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", None])
 async def test_versions(client: httpx.AsyncClient, version: str | None) -> None:
     headers = {} if version is None else {"anthropic-version": version}
     assert (await client.post(PATH, json=body_of(), headers=headers)).status_code == 200
 
 
-async def test_a_version_that_is_not_served(client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("version", ["2023-01-01", "1", ""])
+async def test_a_version_that_is_not_served(client: httpx.AsyncClient, version: str) -> None:
     for path in (PATH, f"{PATH}/count_tokens"):
-        response = await client.post(path, json=body_of(), headers={"anthropic-version": "2023-01-01"})
+        response = await client.post(path, json=body_of(), headers={"anthropic-version": version})
         assert response.status_code == 400
         assert "anthropic-version" in response.json()["error"]["message"]
 
