@@ -50,11 +50,13 @@ class StepToken:
 
     `sampled` is None exactly when `scheduled.samples` is false. `prompt_logprobs` has one entry for
     each computed position p with p + 1 < num_prompt_tokens, about the token at p + 1, in order, when
-    `sequence.wants_prompt_logprobs`; surplus entries are ignored.
+    `sequence.wants_prompt_logprobs`; surplus entries are ignored. `embedding` comes with the step that completes a
+    prompt that is pooled.
     """
 
     sampled: Sampled | None
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    embedding: tuple[float, ...] | None = None
 
 
 class Runner(Protocol):

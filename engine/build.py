@@ -123,6 +123,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
             eos_token_ids=facts.eos_token_ids,
+            embedding_size=facts.embedding_size,
             limits=config.limits,
             prefix_caching=config.prefix_caching,
             grammars=GrammarCompiler(
@@ -242,6 +243,7 @@ def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None
         bos_token_id=checkpoint.bos_token_id,
         num_parameters=checkpoint.num_parameters,
         fingerprint=fingerprint,
+        embedding_size=checkpoint.config.hidden_size,
         default_sampling=checkpoint.default_sampling,
     )
 

@@ -57,6 +57,7 @@ class EngineCore:
         vocab_size: int,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
+        embedding_size: int | None = None,
         limits: SchedulerLimits = SchedulerLimits(),  # noqa: B008  # frozen
         prefix_caching: bool = True,
         grammars: GrammarCompiler | None = None,
@@ -66,6 +67,7 @@ class EngineCore:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
+        self._embedding_size = embedding_size  # None: the runner cannot pool
         self._limits = limits
         self.grammars = grammars  # None: no request can be constrained
         self._clock_ns = clock_ns
@@ -99,6 +101,7 @@ class EngineCore:
             vocab_size=self._vocab_size,
             max_model_len=self._max_model_len,
             num_slots=self._cache.num_slots,
+            embedding_size=self._embedding_size,
         )
         if request.request_id in self._live:
             raise DuplicateRequestError(f"request_id: {request.request_id!r} is live already; choose another one")
@@ -257,7 +260,11 @@ class EngineCore:
             prompt = None if sequence.prompt_reported else sequence.report_prompt()
             self._outputs.append(TokenOutput(sequence.request_id, token_ids, logprobs, prompt))
         else:
-            self._outputs.append(_last_output(sequence, finish_reason, token_ids=token_ids, logprobs=logprobs))
+            self._outputs.append(
+                _last_output(
+                    sequence, finish_reason, token_ids=token_ids, logprobs=logprobs, embedding=step_token.embedding
+                )
+            )
             self._retire(sequence)
 
     def _retire(self, sequence: Sequence) -> None:
@@ -283,6 +290,7 @@ def _last_output(
     *,
     token_ids: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprobs, ...] = (),
+    embedding: tuple[float, ...] | None = None,
 ) -> TokenOutput:
     """The end of a request. What became of the prompt is told if the request got through it."""
     completed = reason in (FinishReason.STOP, FinishReason.LENGTH)
@@ -295,4 +303,5 @@ def _last_output(
         stop_token_id=sequence.stop_token_id if reason is FinishReason.STOP else None,
         usage=sequence.usage,
         error=error,
+        embedding=embedding,
     )

@@ -33,4 +33,5 @@ class ModelFacts:
     bos_token_id: int | None
     num_parameters: int
     fingerprint: str
+    embedding_size: int  # length of the vectors that pooling gives
     default_sampling: DefaultSampling = DefaultSampling()

@@ -60,6 +60,21 @@ class Constraint:
     choices: tuple[str, ...] = ()
 
 
+class PoolingMethod(Enum):
+    """How the hidden states of a prompt's tokens become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Asks for a vector instead of tokens; `dimensions` are kept before it is scaled to length 1, None keeps all."""
+
+    method: PoolingMethod
+    dimensions: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One generation to run.
@@ -78,6 +93,7 @@ class Request:
     priority: int = 0  # lower runs earlier
     cache_salt: str = ""
     constraint: Constraint | None = None
+    pooling: Pooling | None = None  # with stop.max_tokens 0
 
 
 class FinishReason(Enum):
@@ -134,3 +150,4 @@ class TokenOutput:
     stop_token_id: int | None = None
     usage: Usage | None = None  # with finish_reason
     error: str = ""  # with FinishReason.ERROR
+    embedding: tuple[float, ...] | None = None  # with the last output, when pooling was asked for

@@ -127,7 +127,7 @@ class Scheduler:
                 sequence.block_table,
                 sequence.token_ids,
                 num_spare_blocks=num_spare_blocks,
-                use_cache=not sequence.wants_prompt_logprobs,
+                use_cache=not sequence.needs_every_row,
             )
             if num_cached is None:
                 assert self._running, "a sequence alone always fits"
@@ -147,7 +147,7 @@ class Scheduler:
 
     def _count_lookup(self, sequence: Sequence, num_cached: int) -> None:
         """What a preempted sequence finds again of its own says nothing about the cache's use."""
-        if sequence.num_preemptions or sequence.wants_prompt_logprobs:
+        if sequence.num_preemptions or sequence.needs_every_row:
             return
         sequence.num_cached_tokens = min(num_cached, sequence.num_prompt_tokens)
         self.num_lookup_tokens += sequence.num_prompt_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.kv.block_table import BlockTable
-from engine.request import FinishReason, PromptInfo, Request, TokenLogprobs, Usage
+from engine.request import FinishReason, PoolingMethod, PromptInfo, Request, TokenLogprobs, Usage
 
 if TYPE_CHECKING:
     from engine.grammar.matcher import Matcher
@@ -79,6 +79,12 @@ class Sequence:
     def wants_prompt_logprobs(self) -> bool:
         """Whether logprobs of the prompt are still to be reported; all of it must be computed then."""
         return self.request.prompt_logprobs is not None and not self.prompt_reported
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether the hidden states of all prompt tokens are used, so that none may come from the prefix cache."""
+        pooling = self.request.pooling
+        return self.wants_prompt_logprobs or (pooling is not None and pooling.method is PoolingMethod.MEAN)
 
     @property
     def stop_token_id(self) -> int | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable
 
 from engine.errors import InvalidRequestError
-from engine.request import Request, SamplingParams, StopConditions
+from engine.request import Pooling, Request, SamplingParams, StopConditions
 
 MAX_LOGPROBS = 20
 
@@ -19,10 +19,12 @@ _RANGES = (
 )
 
 
-def validate(request: Request, *, vocab_size: int, max_model_len: int, num_slots: int) -> None:
+def validate(
+    request: Request, *, vocab_size: int, max_model_len: int, num_slots: int, embedding_size: int | None = None
+) -> None:
     """Raises InvalidRequestError for the first field that can never work.
 
-    `num_slots` are the tokens that the whole KV cache holds.
+    `num_slots` are the tokens that the whole KV cache holds; without an `embedding_size` nothing can be pooled.
     """
     if not request.request_id:
         raise InvalidRequestError("request_id", "is empty; give each live request a name of its own")
@@ -37,6 +39,8 @@ def validate(request: Request, *, vocab_size: int, max_model_len: int, num_slots
     for name, count in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if count is not None:
             _check_range(name, count, 0, MAX_LOGPROBS)
+    if request.pooling is not None:
+        _check_pooling(request.pooling, request.stop, embedding_size)
     _check_length(request, max_model_len, num_slots)
 
 
@@ -63,6 +67,15 @@ def _check_length(request: Request, max_model_len: int, num_slots: int) -> None:
             f"has {num_generated} tokens after a prompt of {num_prompt}, more than the {limit} that fit; "
             f"send at most {limit - num_prompt}",
         )
+
+
+def _check_pooling(pooling: Pooling, stop: StopConditions, embedding_size: int | None) -> None:
+    if embedding_size is None:
+        raise InvalidRequestError("pooling", "is not possible with this engine; leave it out")
+    if stop.max_tokens != 0:
+        raise InvalidRequestError("stop.max_tokens", "must be 0 together with pooling, which generates nothing")
+    if pooling.dimensions is not None:
+        _check_range("dimensions", pooling.dimensions, 1, embedding_size)
 
 
 def _check_sampling(params: SamplingParams, vocab_size: int) -> None:

@@ -11,6 +11,7 @@ from muster import v1 as wire
 from gateway.balancer import Balancer
 from gateway.change_signal import ChangeSignal
 from gateway.cluster_view import ClusterView
+from gateway.embedder import Embedder
 from gateway.engine_link import Dial
 from gateway.engine_pool import EnginePool
 from gateway.generation import GenerationLimits, Generator
@@ -57,6 +58,14 @@ class Backend:
             on_roster=self._follow,
         )
         self.generator = Generator(
+            cluster=self.cluster,
+            pool=self.pool,
+            balancer=self._balancer,
+            metrics=self.metrics,
+            changed=changed,
+            limits=limits or GenerationLimits(),
+        )
+        self.embedder = Embedder(
             cluster=self.cluster,
             pool=self.pool,
             balancer=self._balancer,

@@ -18,7 +18,7 @@ from gateway.engine_link import Dial
 from gateway.errors import Loading
 from gateway.head_watch import HeadWatch
 from gateway.load_board import LoadBoard
-from gateway.ranks import Rank, RankLoad, RankState, Roster
+from gateway.ranks import GatewayPeer, Rank, RankLoad, RankState, Roster
 from gateway.roster_book import KEEP_S, RosterBook
 from gateway.tokenizer import Tokenizer
 from gateway.tokenizer_source import TokenizerSource
@@ -131,6 +131,10 @@ class ClusterView:
         """This gateway's place among them, by name."""
         gateways = self._roster().gateways
         return gateways.index(self._gateway.name) if self._gateway.name in gateways else 0
+
+    def peers(self) -> Sequence[GatewayPeer]:
+        """All gateways of the deployment, this one included."""
+        return self._roster().peers
 
     def ranks(self) -> Mapping[int, Rank]:
         """The ranks in scope, by global rank."""

@@ -21,8 +21,13 @@ logger = logging.getLogger(__name__)
 Dial = Callable[[str], grpc.aio.Channel]
 
 ATTACH_TIMEOUT_S = 10.0
+_BREAK_S = 1.0
 # Thirty years; a Duration has an end.
 _LONGEST_TIMEOUT_S = 1e9
+
+
+class LinkLost(Exception):
+    """The road to a rank is gone; what was on it can be asked of another rank."""
 
 
 class EngineLink:
@@ -60,6 +65,7 @@ class EngineLink:
         self._task: asyncio.Task[None] | None = None
         self._grace: asyncio.TimerHandle | None = None
         self._last_frame_s = 0.0
+        self._channel: grpc.aio.Channel | None = None
 
     @property
     def attached(self) -> bool:
@@ -139,6 +145,35 @@ class EngineLink:
         if self._attachment.abandon(handle, ticket):
             self._send(wire.AttachRequest(abort=wire.AbortRequests(handles=[handle])))
 
+    async def embed(self, request: wire.EmbedRequest, *, timeout_s: float | None) -> wire.EmbedResponse:
+        """Runs an Embed call beside the stream, over the same connection.
+
+        Raises LinkLost when the link is not attached or breaks meanwhile, and AioRpcError for what the engine says.
+        """
+        channel = self._channel
+        if not self.attached or channel is None:
+            await self._until_detached(channel)
+            raise LinkLost(f"rank {self.rank} is not attached")
+        try:
+            return await wire.EngineServiceStub(channel).Embed(request, timeout=timeout_s)
+        except asyncio.CancelledError:
+            # Closing a channel cancels its calls, which looks like the caller being cancelled.
+            task = asyncio.current_task()
+            if self._channel is channel or (task is not None and task.cancelling()):
+                raise
+            await self._until_detached(channel)
+            raise LinkLost(f"rank {self.rank} was lost") from None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and not _said_by_engine(error):
+                await self._until_detached(channel)
+                raise LinkLost(f"rank {self.rank} was lost: {error.details()}") from error
+            raise
+
+    async def _until_detached(self, channel: grpc.aio.Channel | None) -> None:
+        """A call saw the connection break; until the reader has seen it too, the link looks as if it could be used."""
+        if self._attached and self._channel in (channel, None):
+            await self._changed.wait(_BREAK_S)
+
     def _send(self, frame: wire.AttachRequest) -> None:
         self._outbox.append(frame)
         self._outbox_changed.notify()
@@ -173,7 +208,7 @@ class EngineLink:
         self._detach(f"rank {self.rank} was lost: {message}")
 
     async def _serve(self, backoff: Backoff) -> None:
-        channel = self._dial(self.target)
+        channel = self._channel = self._dial(self.target)
         # A call by any other way than the reader's ends with it; the stub's type hides `read` and `write`.
         call: Any = wire.EngineServiceStub(channel).Attach()
         writer: asyncio.Task[None] | None = None
@@ -191,6 +226,7 @@ class EngineLink:
                 writer.cancel()
                 await asyncio.gather(writer, return_exceptions=True)
             call.cancel()
+            self._channel = None
             await channel.close()
 
     async def _attach(self, call: Any) -> None:
@@ -222,6 +258,11 @@ class EngineLink:
         self._outbox.clear()
         self._attachment.lose(message)
         self._changed.notify()
+
+
+def _said_by_engine(error: grpc.aio.AioRpcError) -> bool:
+    """An engine's own statuses carry details; what gRPC says of a broken connection does not."""
+    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
 def _duration(seconds: float) -> Duration:

@@ -105,6 +105,21 @@ class ModelNotFound(GatewayError):
         super().__init__(f"The model '{model}' does not exist here. Served: {known}.", param="model")
 
 
+class ResponseNotFound(GatewayError):
+    """No gateway keeps this response (any more)."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Response with id '{response_id[:100]}' not found. It was not stored, was deleted, was kept for its time, "
+            "had to make room for newer ones, or went with the gateway that kept it.",
+            param="response_id",
+        )
+
+
 class RouteNotFound(GatewayError):
     """No such path."""
 
@@ -164,6 +179,17 @@ class EngineFailed(GatewayError):
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), "x-should-retry": "false" if self.deterministic else "true"}
+
+
+class NotSupported(GatewayError):
+    """This deployment cannot do that at all."""
+
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "x-should-retry": "false"}
 
 
 class InternalError(GatewayError):

@@ -24,7 +24,8 @@ _HEADERS = [
 
 
 class EventStream:
-    """An ASGI response. `events` yields the bytes of one engine event at a time, possibly empty.
+    """An ASGI response. `events` yields the bytes of one engine event at a time, possibly empty; `fail` gives those
+    that tell of a late error and end the stream, `ping` are those that break a silence.
 
     Headers wait for the first event, so that everything that fails before it gets a real status. When none comes within
     the ping interval, headers and a comment go out, and from then on errors are events. Two tasks per stream, none per
@@ -37,11 +38,15 @@ class EventStream:
         *,
         ping_interval_s: float,
         lifecycle: Lifecycle,
+        fail: Callable[[GatewayError], bytes] = lambda error: error_event(error) + sse.DONE,
+        ping: bytes = sse.PING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._events = events
         self._ping_interval_s = ping_interval_s
         self._lifecycle = lifecycle
+        self._fail_with = fail
+        self._ping = ping
         self._clock = clock
         self._last_sent_s = clock()
         self._started = False
@@ -65,7 +70,7 @@ class EventStream:
         while not pump.done() and not gone.done():
             await asyncio.wait({pump, gone}, timeout=self._until_ping_s(), return_when=asyncio.FIRST_COMPLETED)
             if not pump.done() and not gone.done() and self._until_ping_s() == 0:
-                await self._write(send, sse.PING)
+                await self._write(send, self._ping)
 
     async def _pump(self, send: Send) -> None:
         try:
@@ -83,7 +88,7 @@ class EventStream:
     async def _fail(self, send: Send, error: Exception) -> None:
         if not self._started:
             raise error
-        await self._write(send, error_event(error) + sse.DONE)
+        await self._write(send, self._fail_with(as_gateway_error(error)))
 
     async def _write(self, send: Send, data: bytes) -> None:
         async with self._sending:
@@ -106,9 +111,14 @@ async def until_disconnect(receive: Receive) -> None:
         pass
 
 
-def error_event(error: Exception) -> bytes:
+def as_gateway_error(error: Exception) -> GatewayError:
+    """What the client is told of an error; one that is not meant for clients goes to the log."""
+    if isinstance(error, GatewayError):
+        return error
+    logger.error("a stream failed", exc_info=error)
+    return InternalError("The server failed; its log has the reason.")
+
+
+def error_event(error: GatewayError) -> bytes:
     """A late error as an event without a name, which is the form OpenAI's clients look for."""
-    if not isinstance(error, GatewayError):
-        logger.error("a stream failed", exc_info=error)
-        error = InternalError("The server failed; its log has the reason.")
     return sse.event({"error": error.body()})

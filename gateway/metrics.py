@@ -86,7 +86,7 @@ class GatewayMetrics:
         )
         self.cancelled = Counter(
             "muster:request_cancelled",
-            "Requests whose client left, by what they were busy with: queued, decode.",
+            "Requests whose client left, by what they were busy with: queued, decode, embed.",
             ("phase",),
             registry=registry,
         )

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from muster import v1 as wire
 
+from gateway.embedding_request import EmbeddingRequest, Vector
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
 
@@ -49,6 +50,14 @@ class TextGenerator(Protocol):
         Everything that can fail before the first token is raised by the first `__anext__`. Closing or cancelling
         aborts the request in the engine.
         """
+        ...
+
+
+class TextEmbedder(Protocol):
+    """Turns token ids into vectors somewhere in the cluster."""
+
+    async def embed(self, request: EmbeddingRequest) -> list[Vector]:
+        """One vector per input, in order. Raises GatewayError; cancelling ends the request in the engines."""
         ...
 
 

@@ -38,13 +38,20 @@ async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_m
 
 
 async def encode_conversation(
-    conversation: Conversation, tokenizer: Tokenizer, max_model_len: int, truncate_to: int | None
+    conversation: Conversation,
+    tokenizer: Tokenizer,
+    max_model_len: int,
+    truncate_to: int | None,
+    *,
+    param: str = "messages",
+    room: int = 1,
 ) -> tuple[int, ...]:
-    """Raises InvalidRequest when the template refuses and ContextLengthExceeded when no room is left."""
+    """Raises InvalidRequest when the template refuses and ContextLengthExceeded when no `room` is left; `param` is the
+    client's field that the conversation came in."""
     texts = [str(message.get("content")) for message in conversation.messages]
     size = sum(map(len, texts))
     if truncate_to is None:
-        check_size(max(texts, key=len), tokenizer, max_model_len, "messages")
+        check_size(max(texts, key=len), tokenizer, max_model_len, param)
     token_ids = await off_loop(
         size,
         lambda: tokenizer.encode_chat(
@@ -55,7 +62,7 @@ async def encode_conversation(
         ),
     )
     kept = _truncated(tuple(token_ids), truncate_to)
-    check_context(kept, max_model_len, "messages", room=1)
+    check_context(kept, max_model_len, param, room=room)
     return kept
 
 

@@ -38,13 +38,24 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayPeer:
+    """A gateway of the deployment and where others reach it; an older one tells no `targets`."""
+
+    name: str
+    host_id: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Roster:
-    """Who is in the deployment; `sequence` compares only within one `head_incarnation`."""
+    """Who is in the deployment; `sequence` compares only within one `head_incarnation`. `gateways` are those that share
+    ranks with this one, `peers` are all."""
 
     sequence: int
     head_incarnation: int
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     gateways: tuple[str, ...] = ()
+    peers: tuple[GatewayPeer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

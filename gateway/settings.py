@@ -12,7 +12,8 @@ class AppSettings:
     With `api_keys`, everything but the health routes (and `/metrics` with `open_metrics`) needs one of them.
     `ping_interval_s` is the silence after which a stream gets a comment; 0 switches it off.
     `any_model_name` serves requests for names that are not served, for clients with a fixed one.
-    `cors_origins` may call from a browser; "*" is any.
+    `cors_origins` may call from a browser; "*" is any. `response_store_bytes` of finished responses are kept in memory,
+    each for `response_ttl_s`; 0 keeps none.
     """
 
     product_version: str = ""
@@ -24,3 +25,5 @@ class AppSettings:
     any_model_name: bool = False
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
+    response_store_bytes: int = 64 << 20
+    response_ttl_s: float = 86_400.0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from muster import v1 as wire
 
+from gateway.embedding_request import EmbeddingRequest, PoolingMethod
 from gateway.generation_request import (
     Constraint,
     ConstraintKind,
@@ -14,7 +15,7 @@ from gateway.generation_request import (
     Sampling,
     TokenLogprob,
 )
-from gateway.ranks import LoadSnapshot, Rank, RankLoad, RankState, Roster
+from gateway.ranks import GatewayPeer, LoadSnapshot, Rank, RankLoad, RankState, Roster
 
 _STATES = {
     wire.RANK_STATE_MISSING: RankState.MISSING,
@@ -41,6 +42,11 @@ _TO_FINISH_REASONS = {
     FinishReason.ABORT: wire.FINISH_REASON_ABORT,
 }
 
+_POOLING_METHODS = {
+    PoolingMethod.MEAN: wire.POOLING_METHOD_MEAN,
+    PoolingMethod.LAST: wire.POOLING_METHOD_LAST,
+}
+
 
 def to_roster(roster: wire.Roster, scope: frozenset[int] | None = None) -> Roster:
     """Its gateways are those that share ranks of `scope` with this one; None means all ranks."""
@@ -49,6 +55,7 @@ def to_roster(roster: wire.Roster, scope: frozenset[int] | None = None) -> Roste
         head_incarnation=roster.head_incarnation,
         ranks={entry.rank: _to_rank(entry) for entry in roster.ranks},
         gateways=tuple(sorted(gateway.name for gateway in roster.gateways if _shares(gateway, scope))),
+        peers=tuple(GatewayPeer(peer.name, peer.host_id, tuple(peer.targets)) for peer in roster.gateways),
     )
 
 
@@ -150,6 +157,17 @@ def from_request(
         priority=request.priority,
         cache_salt=request.cache_salt,
         constraint=None if request.constraint is None else _from_constraint(request.constraint),
+    )
+
+
+def from_embedding_request(request: EmbeddingRequest, inputs: Sequence[Sequence[int]]) -> wire.EmbedRequest:
+    """A batch of the request's inputs for one rank."""
+    return wire.EmbedRequest(
+        inputs=[wire.TokenSequence(token_ids=tokens) for tokens in inputs],
+        pooling=_POOLING_METHODS[request.pooling],
+        dimensions=request.dimensions,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
     )
 
 

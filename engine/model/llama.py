@@ -57,6 +57,10 @@ class Llama:
             x = layer.forward(x, cos, sin, attention)
         return x
 
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, H], rows of what `forward` returned. Returns them after the final norm, [R, H]."""
+        return self._norm(hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, H], rows of what `forward` returned. Returns [R, V] in the model's dtype."""
         return self._head(self._norm(hidden))

@@ -17,6 +17,7 @@ from engine.attention.backend import AttentionBackend, AttentionBatch
 from engine.attention.kv_cache import KvCache
 from engine.model.config import ModelConfig
 from engine.model.quantise import Quantise
+from engine.model.layers import RmsNorm
 from engine.model.rope import inverse_frequencies
 from engine.model.weights import StoredMatrix, WeightSource, float_matrix, stored_matrix
 from engine.native.library import TYPE_IDS, Norm, Plan, Shape, Slot
@@ -71,6 +72,7 @@ class NativeModel:
         if self._handle is None:
             raise MemoryError(f"the native model with the kernels {instruction_set!r} could not be made")
         self._logits = torch.empty(0, config.vocab_size)
+        self._norm = RmsNorm(weights.read("model.norm.weight").float(), config.rms_norm_eps)
         self._load(weights, progress)
 
     def __del__(self) -> None:
@@ -88,6 +90,10 @@ class NativeModel:
         out = torch.empty(len(token_ids), self.config.hidden_size)
         self._library.muster_forward(self._handle, token_ids.data_ptr(), positions.data_ptr(), out.data_ptr())
         return out
+
+    def normalized(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, H], rows of what `forward` returned. Returns them after the final norm, [R, H] float32."""
+        return self._norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, H], rows of what `forward` returned. Returns [R, V] float32, valid until the next call.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from engine.batch import Batch, Scheduled, StepToken
 from engine.request import TokenLogprobs
 from engine.runner.batch_tensors import BatchTensors
 from engine.runner.logprobs import token_logprobs
+from engine.runner.pooler import Pooler
 from engine.runner.sampler import Sampler
 
 # Rows of float32 logits that exist at a time while a prompt is scored: 64 rows of 150,000 are 38 MB.
@@ -26,6 +28,8 @@ class Transformer(Protocol):
     def device(self) -> torch.device: ...
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor: ...
+
+    def normalized(self, hidden: Tensor) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
@@ -46,6 +50,7 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self._sampler = sampler
+        self._pooler = Pooler()
         self._block_size = block_size
         self._num_threads = num_threads
         self._thread_id = 0
@@ -63,8 +68,9 @@ class ModelRunner:
             return results
 
     def forget(self, request_id: str) -> None:
-        """The sequence ended: what the sampler knows of it is dropped."""
+        """The sequence ended: what sampler and pooler know of it is dropped."""
         self._sampler.forget(request_id)
+        self._pooler.forget(request_id)
 
     def _sample(self, batch: Batch, tensors: BatchTensors, hidden: Tensor, results: list[StepToken]) -> None:
         """Fills `results`. hidden: [T, H]."""
@@ -76,6 +82,9 @@ class ModelRunner:
             if sequence.wants_prompt_logprobs:
                 logprobs = self._prompt_logprobs(item, hidden[first_row : first_row + item.num_new_tokens])
                 results[index] = StepToken(sampled=None, prompt_logprobs=logprobs)
+            if sequence.request.pooling is not None:
+                own = self._model.normalized(hidden[first_row : first_row + item.num_new_tokens])
+                results[index] = replace(results[index], embedding=self._pooler.add(item, own))
             if item.samples and sequence.request.stop.max_tokens != 0:
                 rows.append(first_row + item.num_new_tokens - 1)
                 sampled.append(index)
@@ -84,7 +93,7 @@ class ModelRunner:
         logits = self._model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
         choices = self._sampler.sample(logits, [batch.scheduled[index].sequence for index in sampled])
         for index, choice in zip(sampled, choices, strict=True):
-            results[index] = StepToken(sampled=choice, prompt_logprobs=results[index].prompt_logprobs)
+            results[index] = replace(results[index], sampled=choice)
 
     def _prompt_logprobs(self, item: Scheduled, hidden: Tensor) -> tuple[TokenLogprobs, ...]:
         """hidden: [new tokens, H]; the row of position p predicts the prompt's token p + 1."""

@@ -1,4 +1,4 @@
-"""Every error leaves as OpenAI's error object, whatever raised it."""
+"""Every error leaves as an error object in OpenAI's or Anthropic's shape, whatever raised it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.anthropic.errors import error_body, speaks_anthropic
 from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNotAllowed, RouteNotFound
 
 logger = logging.getLogger(__name__)
@@ -39,17 +40,23 @@ class ErrorEnvelope:
         except Exception as error:
             answer = _as_gateway_error(error, scope)
             if not started:
-                await error_response(answer)(scope, receive, send)
+                await error_response(answer, _body(answer, scope))(scope, receive, send)
 
 
-def error_response(error: GatewayError) -> Response:
+def error_response(error: GatewayError, body: dict[str, object]) -> Response:
     """The error with its status, headers and body."""
     return Response(
-        orjson.dumps({"error": error.body()}),
+        orjson.dumps(body),
         status_code=error.status,
         headers=error.headers(),
         media_type="application/json",
     )
+
+
+def _body(error: GatewayError, scope: Scope) -> dict[str, object]:
+    """In the shape that clients of the path look for."""
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return error_body(error, _request_id(scope)) if speaks_anthropic(path) else {"error": error.body()}
 
 
 def _as_gateway_error(error: Exception, scope: Scope) -> GatewayError:

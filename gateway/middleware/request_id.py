@@ -13,7 +13,7 @@ _MAX_LENGTH = 128
 
 
 class RequestId:
-    """Puts `request_id` into the scope's state and `x-request-id` on the response."""
+    """Puts `request_id` into the scope's state, and `x-request-id` and `request-id` on the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,7 +28,9 @@ class RequestId:
         async def named_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                headers = MutableHeaders(scope=message)
+                # Anthropic's clients look for the second name.
+                headers["x-request-id"] = headers["request-id"] = request_id
             await send(message)
 
         await self._app(scope, receive, named_send)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 from muster import v1 as wire
 
 
@@ -13,6 +15,12 @@ def model_card(name: str, model: wire.ModelInfo, created: int) -> dict[str, obje
         "owned_by": "muster",
         "root": model.served_model_names[0] if model.served_model_names else name,
         "parent": None,
+        # Anthropic's clients read these.
+        "type": "model",
+        "display_name": name,
+        "lifecycle": "active",
+        "max_input_tokens": model.max_model_len,
+        "created_at": datetime.datetime.fromtimestamp(created, datetime.UTC).isoformat(),
         "max_model_len": model.max_model_len,
         "context_window": model.max_model_len,
         "meta": {

@@ -39,7 +39,7 @@ class ChatCompletions:
         tools = ToolAnswer.of(chat.tools, model.tokenizer.template_source)
         if tools is not None and tools.use.forced:
             options = replace(options, constraint=tools.forced_calls())
-        rank = chosen_rank(request, options, self._serving.cluster.num_ranks)
+        rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
             chat.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
         )

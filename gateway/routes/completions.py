@@ -36,7 +36,7 @@ class Completions:
     async def create(self, request: Request) -> Response | EventStream:
         self._serving.open_for_requests()
         model, completion = await read_object(request, self._parse)
-        rank = chosen_rank(request, completion.options, self._serving.cluster.num_ranks)
+        rank = chosen_rank(request, completion.options.rank, self._serving.cluster.num_ranks)
         completion = replace(completion, options=await spell_bad_words(completion.options, model.tokenizer))
         shape = await self._shape(request, model, completion)
         generations = [

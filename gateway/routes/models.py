@@ -25,7 +25,8 @@ class Models:
             for model in self._serving.cluster.models()
             for name in model.served_model_names
         ]
-        return json_response({"object": "list", "data": cards})
+        pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
+        return json_response({"object": "list", "data": cards, **pages})
 
     async def show(self, request: Request) -> Response:
         model = self._serving.model(request.path_params["model_id"])

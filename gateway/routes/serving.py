@@ -79,9 +79,9 @@ class Serving:
             gone.cancel()
             await asyncio.gather(task, gone, return_exceptions=True)
 
-    def stream(self, events: AsyncGenerator[bytes, None]) -> EventStream:
-        """Sends the bytes of each event as they come."""
-        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle)
+    def stream(self, events: AsyncGenerator[bytes, None], **forms: Any) -> EventStream:
+        """Sends the bytes of each event as they come; `forms` are EventStream's `fail` and `ping`."""
+        return EventStream(events, ping_interval_s=self.settings.ping_interval_s, lifecycle=self.lifecycle, **forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,17 @@ def envelope(request: Request, options: GenerationOptions, model: ServedModel, p
     )
 
 
-def chosen_rank(request: Request, options: GenerationOptions, num_ranks: int) -> int | None:
-    """The global rank the client insists on. A wrong one is an error: ignoring it would hide routing bugs."""
+def chosen_rank(request: Request, named: int | None, num_ranks: int) -> int | None:
+    """The global rank the client insists on, in a header or, as `named`, in the body. A wrong one is an error: ignoring
+    it would hide routing bugs."""
     text = request.headers.get(RANK_KEY)
-    if text is None and options.rank is None:
+    if text is None and named is None:
         return None
     param = RANK_KEY if text is not None else "routed_dp_rank"
-    rank = options.rank if text is None else int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip()) else None
+    rank = named if text is None else int(text) if re.fullmatch(r"[0-9]{1,9}", text.strip()) else None
     if rank is None or rank >= num_ranks:
         valid = ", ".join(map(str, range(num_ranks))) if num_ranks <= 16 else f"0 to {num_ranks - 1}"
-        given = shown(options.rank if text is None else text)
+        given = shown(named if text is None else text)
         raise InvalidRequest(param, f"Invalid '{param}': got {given}; valid ranks are {valid or 'none yet'}.")
     return rank
 

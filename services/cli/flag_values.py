@@ -83,6 +83,11 @@ def num_bytes(value: str) -> int:
     return size
 
 
+def num_bytes_or_none(value: str) -> int:
+    """As num_bytes; 0 is allowed too and switches something off."""
+    return 0 if value.strip() == "0" else num_bytes(value)
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value not in choices:

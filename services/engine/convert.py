@@ -27,9 +27,16 @@ MAX_LOGPROBS = 20
 MAX_ID_LENGTH = 512
 MAX_LIST_LENGTH = 1024  # bad words and stop token ids: the sampler looks at each of them in every step
 
+MAX_INPUTS = 256  # of one Embed call
+
 # Below this the softmax overflows in float32 and its limit is the most likely token: greedy.
 _SMALLEST_TEMPERATURE = 1e-5
 
+_POOLING_METHODS: dict[int, domain.PoolingMethod] = {
+    wire.POOLING_METHOD_UNSPECIFIED: domain.PoolingMethod.MEAN,
+    wire.POOLING_METHOD_MEAN: domain.PoolingMethod.MEAN,
+    wire.POOLING_METHOD_LAST: domain.PoolingMethod.LAST,
+}
 _FINISH_REASONS = {
     domain.FinishReason.STOP: wire.FINISH_REASON_STOP,
     domain.FinishReason.LENGTH: wire.FINISH_REASON_LENGTH,
@@ -43,6 +50,7 @@ class Limits:
 
     vocab_size: int
     max_model_len: int
+    embedding_size: int = 0
 
 
 def draw_seed() -> int:
@@ -80,6 +88,41 @@ def to_request(
         priority=message.priority,
         cache_salt=message.cache_salt,
         constraint=constraint,
+    )
+
+
+def check_embed(message: wire.EmbedRequest, limits: Limits) -> None:
+    """Raises RpcError INVALID_ARGUMENT that lists every violation."""
+    check = _Check(limits)
+    if not message.inputs:
+        check.fail("inputs", "is empty; send at least one input")
+    check.length("inputs", len(message.inputs), MAX_INPUTS)
+    for index, tokens in enumerate(message.inputs[:MAX_INPUTS]):
+        name, num_tokens = f"inputs[{index}].token_ids", len(tokens.token_ids)
+        if not num_tokens:
+            check.fail(name, "is empty; send at least one token id")
+        elif num_tokens > limits.max_model_len:
+            check.fail(name, f"has {num_tokens} token ids; the model's context is {limits.max_model_len} tokens")
+        else:
+            check.token_ids(name, tokens.token_ids)
+    if message.pooling not in _POOLING_METHODS:
+        check.fail("pooling", f"is {message.pooling}, which this engine does not know; send MEAN or LAST")
+    if message.HasField("dimensions") and not 1 <= message.dimensions <= limits.embedding_size:
+        check.fail("dimensions", f"is {message.dimensions}; must be between 1 and {limits.embedding_size}")
+    check.length("cache_salt", len(message.cache_salt), MAX_ID_LENGTH)
+    check.finish()
+
+
+def to_embedding_request(message: wire.EmbedRequest, index: int, request_id: str) -> domain.Request:
+    """The domain request of one input of a checked message."""
+    dimensions = message.dimensions if message.HasField("dimensions") else None
+    return domain.Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(message.inputs[index].token_ids),
+        stop=domain.StopConditions(max_tokens=0),
+        priority=message.priority,
+        cache_salt=message.cache_salt,
+        pooling=domain.Pooling(_POOLING_METHODS[message.pooling], dimensions),
     )
 
 
@@ -295,6 +338,7 @@ def to_model_info(
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        embedding_size=facts.embedding_size,
         default_sampling=wire.DefaultSampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from services.engine.state import EngineState
 
 if TYPE_CHECKING:
     from engine.loop import EngineLoop, StepResult
+    from engine.request import Request
 
 
 _log = logging.getLogger(__name__)
@@ -24,6 +25,17 @@ _log = logging.getLogger(__name__)
 class _Running:
     loop: EngineLoop
     limits: convert.Limits
+
+
+@dataclass(frozen=True, slots=True)
+class _EmbeddingBuilder:
+    """Makes the request of one input once its key is known."""
+
+    message: wire.EmbedRequest
+    index: int
+
+    def __call__(self, key: str, limits: convert.Limits) -> Request:
+        return convert.to_embedding_request(self.message, self.index, key)
 
 
 class Intake:
@@ -54,10 +66,26 @@ class Intake:
 
         Raises RpcError and EngineError for what can be told at once; what the engine refuses later reaches the sink.
         """
-        running = self._admit()
-        key = self._mailboxes.open(message.request_id, sink)
+        return self._submit(message.request_id, sink, lambda key, limits: convert.to_request(message, key, limits))
+
+    def submit_embeddings(self, message: wire.EmbedRequest, sinks: Sequence[Sink]) -> list[str]:
+        """The same for the inputs of an Embed call, one sink each; all of them or none."""
+        convert.check_embed(message, self._admit().limits)
+        keys: list[str] = []
         try:
-            running.loop.submit(convert.to_request(message, key, running.limits))
+            for index, sink in enumerate(sinks):
+                keys.append(self._submit("", sink, _EmbeddingBuilder(message, index)))
+        except BaseException:
+            for key in keys:
+                self.leave(key)
+            raise
+        return keys
+
+    def _submit(self, request_id: str, sink: Sink, build: Callable[[str, convert.Limits], Request]) -> str:
+        running = self._admit()
+        key = self._mailboxes.open(request_id, sink)
+        try:
+            running.loop.submit(build(key, running.limits))
         except BaseException:
             self._mailboxes.close(key)
             raise

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.config import EngineConfig
-from services.rpc.identity import host_name
-from services.rpc.listening import is_wildcard
 from services.rpc.security import OPEN, Security
 
 
@@ -33,14 +30,3 @@ class EngineOptions:
     shutdown_timeout_s: float = 30.0
     head_timeout_s: float | None = None  # without a head for so long the engine ends; None: never
     security: Security = OPEN
-
-
-def tcp_target(host: str, port: int) -> str:
-    """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
-    if is_wildcard(host):
-        host = host_name()
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return f"dns:///{host}:{port}"
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

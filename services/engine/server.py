@@ -24,13 +24,13 @@ from services.engine.load_feed import LoadFeed
 from services.engine.load_reporter import LoadReporter
 from services.engine.loading import Loading, build_from_checkpoint, read_tokenizer
 from services.engine.membership import HeadGoneError, Membership, RejectedError
-from services.engine.options import EngineOptions, tcp_target
+from services.engine.options import EngineOptions
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
 from services.rpc import runtime
 from services.rpc.channels import Dialer
-from services.rpc.identity import host_id, host_name, new_incarnation
+from services.rpc.identity import host_id, host_name, new_incarnation, tcp_target
 from services.rpc.security import SecurityError
 from services.rpc.server import ListenError, RpcServer
 from services.version import PROTOCOL_MAX, PROTOCOL_MIN, __version__
@@ -207,7 +207,7 @@ class EngineProcess:
         loop.start()
         self._engine_loop = loop
         self._feed.open(loop)
-        self._intake.open(loop, convert.Limits(facts.vocab_size, facts.max_model_len))
+        self._intake.open(loop, convert.Limits(facts.vocab_size, facts.max_model_len, facts.embedding_size))
         model = convert.to_model_info(
             facts,
             served_model_names=self._options.served_model_names,

@@ -13,6 +13,7 @@ from muster import v1 as wire
 from engine.request import FinishReason
 from services.engine import attachment, convert, errors
 from services.engine.attachment import Attachment
+from services.engine.embedding import EmbeddingCall
 from services.engine.intake import Intake
 from services.engine.load_feed import LoadFeed
 from services.engine.mailboxes import Delta, Mailbox
@@ -91,6 +92,13 @@ class EngineServicer(wire.EngineServiceServicer):
         finally:
             leave()
             _log.info("gateway %r detached", opened.gateway)
+
+    async def Embed(self, request: wire.EmbedRequest, context: _Context) -> wire.EmbedResponse:
+        call = EmbeddingCall(self._intake)
+        try:
+            return await call.run(request)
+        finally:
+            call.leave()
 
     async def Abort(self, request: wire.AbortRequest, context: _Context) -> wire.AbortResponse:
         return wire.AbortResponse(aborted=self._intake.abort_ids(request.request_ids))

@@ -14,6 +14,8 @@ _CODES: tuple[tuple[type[errors.GatewayError], grpc.StatusCode], ...] = (
     (errors.RequestTooLarge, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
     (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.ResponseNotFound, grpc.StatusCode.NOT_FOUND),
+    (errors.NotSupported, grpc.StatusCode.UNIMPLEMENTED),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
     (errors.RequestTimeout, grpc.StatusCode.DEADLINE_EXCEEDED),

@@ -47,12 +47,17 @@ class GuardedInference(wire.InferenceServiceServicer):
         return response
 
     def _check(self, context: Any) -> None:
-        given = dict(context.invocation_metadata() or ())
-        bearer = str(given.get("authorization", ""))
-        offered = [str(given.get("x-api-key", ""))]
-        if bearer[:7].lower() == "bearer ":
-            offered.append(bearer[7:].strip())
-        # Every key is compared, each in constant time: the answer's delay says nothing about them.
-        matches = [hmac.compare_digest(key, each.encode()) for key in self._keys for each in offered]
-        if not any(matches):
-            raise Unauthenticated('No valid API key: send metadata "authorization: Bearer KEY" or "x-api-key: KEY".')
+        check_api_key(context, self._keys)
+
+
+def check_api_key(context: Any, keys: Sequence[bytes]) -> None:
+    """Raises Unauthenticated unless the call's metadata has one of the keys."""
+    given = dict(context.invocation_metadata() or ())
+    bearer = str(given.get("authorization", ""))
+    offered = [str(given.get("x-api-key", ""))]
+    if bearer[:7].lower() == "bearer ":
+        offered.append(bearer[7:].strip())
+    # Every key is compared, each in constant time: the answer's delay says nothing about them.
+    matches = [hmac.compare_digest(key, each.encode()) for key in keys for each in offered]
+    if not any(matches):
+        raise Unauthenticated('No valid API key: send metadata "authorization: Bearer KEY" or "x-api-key: KEY".')

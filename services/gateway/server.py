@@ -19,13 +19,17 @@ from gateway.generation import GenerationLimits
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
 from gateway.lifecycle import Lifecycle
+from gateway.peers import GatewayPeers, PeerServicer
+from gateway.responses.archive import ResponseArchive
+from gateway.responses.store import ResponseStore
 from gateway.settings import AppSettings
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
+from services.gateway.guarded_peers import GuardedPeers
 from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
 from services.rpc.channels import Dialer
-from services.rpc.identity import host_id, host_name
+from services.rpc.identity import host_id, host_name, tcp_target
 from services.rpc.listening import ListenError, is_wildcard
 from services.rpc.runtime import stop_event
 from services.rpc.security import OPEN, Security, SecurityError
@@ -35,6 +39,7 @@ from services.version import __version__
 _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "muster.v1.InferenceService"
+PEER_SERVICE = "muster.v1.PeerService"
 _READINESS_POLL_S = 0.1
 _DRAIN_POLL_S = 0.05
 # Connections wait so long for a restarted gateway to find its ranks; then an error is better than silence.
@@ -57,6 +62,7 @@ class GatewayOptions:
     http_port: int = 8000
     http_fds: tuple[int, ...] = ()
     grpc_port: int = 8001
+    unix_path: Path | None = None  # for the other gateways of this host, who share the port
     reuse_port: bool = False
     wait_until_ready: bool = False  # take no connections from the shared ports before there is somebody to serve them
     api_keys: tuple[str, ...] = ()
@@ -67,6 +73,8 @@ class GatewayOptions:
     root_path: str = ""
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
+    response_store_bytes: int = 64 << 20
+    response_ttl_s: float = 86_400.0
     shutdown_timeout_s: float = 30.0
     metrics_dir: Path | None = None  # shared with the gateways whose metrics are added up with this one's
     max_rank_losses: int = 2  # under one request, before it counts as their cause
@@ -89,6 +97,8 @@ async def run_gateway(options: GatewayOptions) -> int:
     try:
         sockets, http_port = _http_sockets(options)
         grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
+        if options.unix_path is not None:
+            rpc.listen_unix(options.unix_path)
     except ListenError as error:
         _log.error("%s", error)
         await rpc.stop(0)
@@ -121,9 +131,10 @@ class _Gateway:
     ) -> None:
         self._options = options
         self._rpc = rpc
+        entry = _roster_entry(options, http_port=http_port, grpc_port=grpc_port)
         self._backend = Backend(
             head_target=options.head_target,
-            gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
+            gateway=entry,
             host_id=host_id(),
             dial=Dialer(options.security).dial,
             scope=options.ranks or None,
@@ -135,6 +146,7 @@ class _Gateway:
         guards_itself = options.api_keys and options.security.cluster_token_file is None
         guarded = GuardedInference(servicer, options.api_keys) if guards_itself else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
+        archive = self._add_archive(entry.name)
         self._lifecycle = Lifecycle()
         app = build_app(
             generator=self._backend.generator,
@@ -142,9 +154,24 @@ class _Gateway:
             metrics=self._backend.metrics,
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
+            embedder=self._backend.embedder,
+            responses=archive,
         )
         self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
+
+    def _add_archive(self, name: str) -> ResponseArchive:
+        """The memory for finished responses, and the service by which other gateways look into it."""
+        options = self._options
+        store = ResponseStore(options.response_store_bytes, options.response_ttl_s)
+        # Metadata of gRPC is ASCII; a key that is none cannot be sent.
+        has_tokens = options.security.cluster_token_file is not None  # then the port asks for a member's, and dial shows ours
+        key = None if has_tokens else next((key for key in options.api_keys if key.isascii()), None)
+        peers = GatewayPeers(host_id=host_id(), dial=Dialer(options.security).dial, peers=self._backend.cluster.peers, api_key=key)
+        servicer = PeerServicer(store, name, peers)
+        guarded = GuardedPeers(servicer, options.api_keys) if options.api_keys and not has_tokens else servicer
+        self._rpc.add(PEER_SERVICE, wire.add_PeerServiceServicer_to_server, guarded)
+        return ResponseArchive(store, gateway=name, peers=peers)
 
     async def run(self, stop: asyncio.Event) -> str:
         """Ends after `stop`, or with the reason why this gateway can never serve."""
@@ -179,6 +206,7 @@ class _Gateway:
                 _log.info("ready to serve" if ready else "not ready: no rank serves")
                 self._rpc.set_serving("", ready)
                 self._rpc.set_serving(INFERENCE_SERVICE, ready)
+                self._rpc.set_serving(PEER_SERVICE, ready)
                 was_ready = ready
             await asyncio.sleep(_READINESS_POLL_S)
 
@@ -224,6 +252,7 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
 
 def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
     # The pid alone is not unique: containers count their processes from 1.
+    tcp = tcp_target(options.host, grpc_port)
     name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
     host = host_name() if is_wildcard(options.host) else options.host
     return wire.GatewayEntry(
@@ -233,4 +262,6 @@ def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) ->
         http_url=f"http://{join_host_port(host, http_port)}",
         grpc_target=join_host_port(host, grpc_port),
         ranks=options.ranks,
+        targets=[f"unix:{options.unix_path}", tcp] if options.unix_path is not None else [tcp],
+        host_id=host_id(),
     )

@@ -52,6 +52,8 @@ class ServeOptions:
     root_path: str
     max_body_size: int
     ping_interval: float
+    response_store_size: int
+    response_ttl: float
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int

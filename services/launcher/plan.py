@@ -147,6 +147,9 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += _given("--request-timeout", options.request_timeout)
     arguments += ["--max-body-size", str(options.max_body_size), "--ping-interval", _number(options.ping_interval)]
     arguments += ["--open-metrics"] if options.open_metrics else []
+    arguments += ["--response-store-size", str(options.response_store_size)]
+    arguments += ["--response-ttl", _number(options.response_ttl)]
+    arguments += ["--unix-path", str(places.runtime_dir / f"g{index}.sock")]
     arguments += ["--any-model-name"] if options.any_model_name else []
     arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
     arguments += ["--root-path", options.root_path] if options.root_path else []

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import os
 import socket
 import time
 import uuid
 from pathlib import Path
+
+from services.rpc.listening import is_wildcard
 
 
 def host_name() -> str:
@@ -41,3 +44,14 @@ def _namespace(kind: str) -> str:
         return str(os.stat(f"/proc/self/ns/{kind}").st_ino)
     except OSError:
         return ""
+
+
+def tcp_target(host: str, port: int) -> str:
+    """The gRPC target others dial for a bound or advertised host; wildcards become this host's name."""
+    if is_wildcard(host):
+        host = host_name()
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return f"dns:///{host}:{port}"
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"

@@ -7,9 +7,10 @@ plaintext; tokens are asked for on both.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
+
+from services.rpc.listening import is_loopback
 
 
 class SecurityError(Exception):
@@ -53,15 +54,6 @@ class Security:
 
 
 OPEN = Security()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what is bound to `host`."""
-    bare = host.removeprefix("[").removesuffix("]")
-    try:
-        return ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return bare == "localhost"
 
 
 def exposure_warning(host: str, security: Security) -> str | None:

@@ -54,6 +54,7 @@ class EngineScript:
     tokenizer_chunks: int | None = None
     tokenizer_sha256: str | None = None
     tokenizer: bytes | None = None
+    embed_status: grpc.StatusCode | None = None
 
 
 @dataclass(eq=False)
@@ -82,7 +83,12 @@ class FakeEngine:
     num_attached: int = 0
     num_dialled: int = 0  # Attach streams that began, since the start
 
+    embedded: list[wire.EmbedRequest] = field(default_factory=list)
+    num_embedding: int = 0  # Embed calls that are being answered
+
     def __post_init__(self) -> None:
+        self.may_embed = asyncio.Event()
+        self.may_embed.set()
         self._live: list[_Live] = []
         self._wake = asyncio.Event()
         self._step = 0
@@ -106,6 +112,7 @@ class FakeEngine:
             block_size=16,
             max_num_seqs=64,
             max_num_batched_tokens=512,
+            embedding_size=4,
         )
 
     def roster_entry(
@@ -292,6 +299,24 @@ class _Servicer(wire.EngineServiceServicer):
                     return
         finally:
             self._engine._detach(outbox)
+
+    async def Embed(self, request: wire.EmbedRequest, context: Any) -> wire.EmbedResponse:
+        """The vector of an input: its length, its sum, and who computed it."""
+        engine = self._engine
+        engine.embedded.append(request)
+        engine.num_embedding += 1
+        try:
+            if engine.script.embed_status is not None:
+                details = (("grpc-status-details-bin", b""),)
+                await context.abort(engine.script.embed_status, "the script refuses", details)
+            await engine.may_embed.wait()
+        finally:
+            engine.num_embedding -= 1
+        vectors = [
+            (float(len(i.token_ids)), float(sum(i.token_ids)), float(engine.rank), 0.0)[: request.dimensions or 4]
+            for i in request.inputs
+        ]
+        return wire.EmbedResponse(embeddings=[wire.Embedding(values=vector) for vector in vectors])
 
     async def GetModel(self, request: wire.GetModelRequest, context: Any) -> wire.GetModelResponse:
         return wire.GetModelResponse(model=self._engine.model)

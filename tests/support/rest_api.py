@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from gateway.app import build_app
 from gateway.lifecycle import Lifecycle
 from gateway.settings import AppSettings
-from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedGenerator
+from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedEmbedder, ScriptedGenerator
 
 Json = dict[str, Any]
 
@@ -31,6 +31,7 @@ class RestApi:
     cluster: ScriptedCluster = field(default_factory=ScriptedCluster)
     metrics: RecordedMetrics = field(default_factory=RecordedMetrics)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    embedder: ScriptedEmbedder = field(default_factory=ScriptedEmbedder)
 
     def app(self) -> Starlette:
         return build_app(
@@ -39,6 +40,7 @@ class RestApi:
             metrics=self.metrics,
             settings=self.settings,
             lifecycle=self.lifecycle,
+            embedder=self.embedder,
         )
 
     @asynccontextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from muster import v1 as wire
 
+from gateway.embedding_request import EmbeddingRequest, PoolingMethod, Vector
 from gateway.errors import Loading
 from gateway.generation_request import (
     ChoiceDelta,
@@ -23,6 +24,7 @@ from gateway.tokenizer import Tokenizer
 from tests.support.tokenizer_files import tiny_tokenizer
 
 MAX_MODEL_LEN = 512
+EMBEDDING_SIZE = 4
 MODEL_NAMES = ("tiny", "org/tiny-chat")
 CACHED_TOKENS = 1
 
@@ -112,6 +114,34 @@ class ScriptedGenerator:
             await events.aclose()
 
 
+def vector_of(tokens: Sequence[int], request: EmbeddingRequest) -> Vector:
+    """What ScriptedEmbedder makes of an input."""
+    values = (float(len(tokens)), float(sum(tokens)), -0.5, 1.0 if request.pooling is PoolingMethod.LAST else 0.0)
+    return values[: request.dimensions]
+
+
+@dataclass
+class ScriptedEmbedder:
+    """Answers at once, or when `gate` is set, or with `error`."""
+
+    requests: list[EmbeddingRequest] = field(default_factory=list)
+    error: Exception | None = None
+    gate: asyncio.Event | None = None
+    num_cancelled: int = 0
+
+    async def embed(self, request: EmbeddingRequest) -> list[Vector]:
+        self.requests.append(request)
+        if self.error is not None:
+            raise self.error
+        if self.gate is not None:
+            try:
+                await self.gate.wait()
+            except asyncio.CancelledError:
+                self.num_cancelled += 1
+                raise
+        return [vector_of(tokens, request) for tokens in request.inputs]
+
+
 @dataclass
 class ScriptedCluster:
     """Two ready ranks with the tiny tokenizer, unless told otherwise."""
@@ -133,6 +163,7 @@ class ScriptedCluster:
                 vocab_size=self.served.vocab_size,
                 eos_token_ids=[2],
                 fingerprint="f" * 64,
+                embedding_size=EMBEDDING_SIZE,
             )
         ]
 

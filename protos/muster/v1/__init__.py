@@ -10,6 +10,8 @@ from muster.v1.inference_pb2 import *
 from muster.v1.inference_pb2_grpc import *
 from muster.v1.load_pb2 import *
 from muster.v1.model_pb2 import *
+from muster.v1.peer_pb2 import *
+from muster.v1.peer_pb2_grpc import *
 from muster.v1.rendezvous_pb2 import *
 from muster.v1.rendezvous_pb2_grpc import *
 from muster.v1.sampling_pb2 import *

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from muster.v1 import load_pb2 as _load_pb2
 from muster.v1 import model_pb2 as _model_pb2
 from muster.v1 import rendezvous_pb2 as _rendezvous_pb2
@@ -22,6 +23,32 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _PoolingMethod:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PoolingMethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingMethod.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    POOLING_METHOD_UNSPECIFIED: _PoolingMethod.ValueType  # 0
+    """POOLING_METHOD_UNSPECIFIED is taken as MEAN."""
+    POOLING_METHOD_MEAN: _PoolingMethod.ValueType  # 1
+    """POOLING_METHOD_MEAN averages over all tokens."""
+    POOLING_METHOD_LAST: _PoolingMethod.ValueType  # 2
+    """POOLING_METHOD_LAST takes the last token, which has seen all others."""
+
+class PoolingMethod(_PoolingMethod, metaclass=_PoolingMethodEnumTypeWrapper):
+    """PoolingMethod says how the hidden states of an input's tokens become one
+    vector.
+    """
+
+POOLING_METHOD_UNSPECIFIED: PoolingMethod.ValueType  # 0
+"""POOLING_METHOD_UNSPECIFIED is taken as MEAN."""
+POOLING_METHOD_MEAN: PoolingMethod.ValueType  # 1
+"""POOLING_METHOD_MEAN averages over all tokens."""
+POOLING_METHOD_LAST: PoolingMethod.ValueType  # 2
+"""POOLING_METHOD_LAST takes the last token, which has seen all others."""
+Global___PoolingMethod: _TypeAlias = PoolingMethod  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -589,6 +616,98 @@ class Failed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Failed: _TypeAlias = Failed  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """EmbedRequest has inputs for one rank."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUTS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    pooling: Global___PoolingMethod.ValueType
+    """pooling of each input."""
+    dimensions: _builtins.int
+    """dimensions to keep, 1 to the model's embedding_size; the vector is scaled
+    to length 1 after the cut. Absent: all.
+    """
+    priority: _builtins.int
+    """priority, see GenerateRequest.priority."""
+    cache_salt: _builtins.str
+    """cache_salt, see GenerateRequest.cache_salt."""
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenSequence]:
+        """inputs, 1 to 256, each of at least one token id and at most max_model_len."""
+
+    def __init__(
+        self,
+        *,
+        inputs: _abc.Iterable[_sampling_pb2.TokenSequence] | None = ...,
+        pooling: Global___PoolingMethod.ValueType = ...,
+        dimensions: _builtins.int | None = ...,
+        priority: _builtins.int = ...,
+        cache_salt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "dimensions", b"dimensions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "inputs", b"inputs", "pooling", b"pooling", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    """EmbedResponse has one vector per input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """embeddings in the order of the inputs."""
+
+    def __init__(
+        self,
+        *,
+        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    """Embedding is the vector of one input."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """values, float32, of Euclidean length 1."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):

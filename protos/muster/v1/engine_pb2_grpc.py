@@ -46,6 +46,11 @@ class EngineServiceStub:
                 request_serializer=muster_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_engine__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/muster.v1.EngineService/Embed',
+                request_serializer=muster_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/muster.v1.EngineService/Abort',
                 request_serializer=muster_dot_v1_dot_engine__pb2.AbortRequest.SerializeToString,
@@ -108,6 +113,21 @@ class EngineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Embed turns inputs into vectors: the hidden states of the model's last
+        layer after its final norm, pooled over the tokens of an input, cut to
+        dimensions, and scaled to length 1.
+
+        Inputs are scheduled with the requests that generate, prompt chunks among
+        theirs, and are answered together. Cancelling the call, or its deadline,
+        ends what is left of it before the next step. Errors: INVALID_ARGUMENT with
+        field violations, RESOURCE_EXHAUSTED with RetryInfo when the queue cannot
+        take all inputs, UNAVAILABLE with RetryInfo while loading or draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Abort(self, request, context):
         """Abort ends requests by id. It is idempotent: unknown and finished ids are
         ignored and not counted.
@@ -161,6 +181,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=muster_dot_v1_dot_engine__pb2.AttachRequest.FromString,
                     response_serializer=muster_dot_v1_dot_engine__pb2.AttachResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=muster_dot_v1_dot_engine__pb2.EmbedRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_engine__pb2.EmbedResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -244,6 +269,33 @@ class EngineService:
             '/muster.v1.EngineService/Attach',
             muster_dot_v1_dot_engine__pb2.AttachRequest.SerializeToString,
             muster_dot_v1_dot_engine__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.EngineService/Embed',
+            muster_dot_v1_dot_engine__pb2.EmbedRequest.SerializeToString,
+            muster_dot_v1_dot_engine__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

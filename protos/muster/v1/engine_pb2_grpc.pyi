@@ -57,6 +57,17 @@ class EngineServiceStub:
     request are its Failed; a frame out of order, or a handle in use, ends the
     stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
     """
+    Embed: _grpc.UnaryUnaryMultiCallable[_engine_pb2.EmbedRequest, _engine_pb2.EmbedResponse]
+    """Embed turns inputs into vectors: the hidden states of the model's last
+    layer after its final norm, pooled over the tokens of an input, cut to
+    dimensions, and scaled to length 1.
+
+    Inputs are scheduled with the requests that generate, prompt chunks among
+    theirs, and are answered together. Cancelling the call, or its deadline,
+    ends what is left of it before the next step. Errors: INVALID_ARGUMENT with
+    field violations, RESOURCE_EXHAUSTED with RetryInfo when the queue cannot
+    take all inputs, UNAVAILABLE with RetryInfo while loading or draining.
+    """
     Abort: _grpc.UnaryUnaryMultiCallable[_engine_pb2.AbortRequest, _engine_pb2.AbortResponse]
     """Abort ends requests by id. It is idempotent: unknown and finished ids are
     ignored and not counted.
@@ -106,6 +117,17 @@ class EngineServiceAsyncStub(EngineServiceStub):
     they run on, and the stream ends when the last of them has. Errors of one
     request are its Failed; a frame out of order, or a handle in use, ends the
     stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
+    """
+    Embed: _aio.UnaryUnaryMultiCallable[_engine_pb2.EmbedRequest, _engine_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Embed turns inputs into vectors: the hidden states of the model's last
+    layer after its final norm, pooled over the tokens of an input, cut to
+    dimensions, and scaled to length 1.
+
+    Inputs are scheduled with the requests that generate, prompt chunks among
+    theirs, and are answered together. Cancelling the call, or its deadline,
+    ends what is left of it before the next step. Errors: INVALID_ARGUMENT with
+    field violations, RESOURCE_EXHAUSTED with RetryInfo when the queue cannot
+    take all inputs, UNAVAILABLE with RetryInfo while loading or draining.
     """
     Abort: _aio.UnaryUnaryMultiCallable[_engine_pb2.AbortRequest, _engine_pb2.AbortResponse]  # type: ignore[assignment]
     """Abort ends requests by id. It is idempotent: unknown and finished ids are
@@ -165,6 +187,23 @@ class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
         they run on, and the stream ends when the last of them has. Errors of one
         request are its Failed; a frame out of order, or a handle in use, ends the
         stream with INVALID_ARGUMENT. UNAVAILABLE with RetryInfo while loading.
+        """
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _engine_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.EmbedResponse, _abc.Awaitable[_engine_pb2.EmbedResponse]]:
+        """Embed turns inputs into vectors: the hidden states of the model's last
+        layer after its final norm, pooled over the tokens of an input, cut to
+        dimensions, and scaled to length 1.
+
+        Inputs are scheduled with the requests that generate, prompt chunks among
+        theirs, and are answered together. Cancelling the call, or its deadline,
+        ends what is left of it before the next step. Errors: INVALID_ARGUMENT with
+        field violations, RESOURCE_EXHAUSTED with RetryInfo when the queue cannot
+        take all inputs, UNAVAILABLE with RetryInfo while loading or draining.
         """
 
     @_abc_1.abstractmethod

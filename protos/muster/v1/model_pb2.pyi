@@ -41,6 +41,7 @@ class ModelInfo(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     DEFAULT_SAMPLING_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """architecture as the checkpoint names it, for example "llama"."""
     dtype: _builtins.str
@@ -71,6 +72,10 @@ class ModelInfo(_message.Message):
     """max_num_seqs is the largest number of sequences in one step."""
     max_num_batched_tokens: _builtins.int
     """max_num_batched_tokens is the largest number of tokens in one step."""
+    embedding_size: _builtins.int
+    """embedding_size is the length of the vectors that Embed gives; absent when
+    the engine has no Embed.
+    """
     @_builtins.property
     def served_model_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """served_model_names are the names clients may ask for, the preferred first."""
@@ -103,19 +108,24 @@ class ModelInfo(_message.Message):
         max_num_seqs: _builtins.int = ...,
         max_num_batched_tokens: _builtins.int = ...,
         default_sampling: Global___DefaultSampling | None = ...,
+        embedding_size: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_embedding_size", b"_embedding_size", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "embedding_size", b"embedding_size", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "architecture", b"architecture", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "quantization", b"quantization", "served_model_names", b"served_model_names", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "_embedding_size", b"_embedding_size", "_num_blocks", b"_num_blocks", "_num_parameters", b"_num_parameters", "architecture", b"architecture", "block_size", b"block_size", "bos_token_id", b"bos_token_id", "default_sampling", b"default_sampling", "dtype", b"dtype", "embedding_size", b"embedding_size", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_blocks", b"num_blocks", "num_parameters", b"num_parameters", "quantization", b"quantization", "served_model_names", b"served_model_names", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015
+    _WhichOneofReturnType__embedding_size: _TypeAlias = _typing.Literal["embedding_size"]  # noqa: Y015
+    _WhichOneofArgType__embedding_size: _TypeAlias = _typing.Literal["_embedding_size", b"_embedding_size"]  # noqa: Y015
     _WhichOneofReturnType__num_blocks: _TypeAlias = _typing.Literal["num_blocks"]  # noqa: Y015
     _WhichOneofArgType__num_blocks: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015
     _WhichOneofReturnType__num_parameters: _TypeAlias = _typing.Literal["num_parameters"]  # noqa: Y015
     _WhichOneofArgType__num_parameters: _TypeAlias = _typing.Literal["_num_parameters", b"_num_parameters"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bos_token_id) -> _WhichOneofReturnType__bos_token_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__embedding_size) -> _WhichOneofReturnType__embedding_size | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_blocks) -> _WhichOneofReturnType__num_blocks | None: ...
     @_typing.overload

@@ -912,6 +912,8 @@ class GatewayEntry(_message.Message):
     HTTP_URL_FIELD_NUMBER: _builtins.int
     GRPC_TARGET_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    HOST_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name of the gateway, unique in the deployment."""
     host: _builtins.str
@@ -922,9 +924,17 @@ class GatewayEntry(_message.Message):
     """http_url where it speaks REST, for people."""
     grpc_target: _builtins.str
     """grpc_target where it speaks InferenceService."""
+    host_id: _builtins.str
+    """host_id, equal for processes that can reach each other's Unix sockets."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """ranks, global, that it sends requests to; empty means all."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """targets where other gateways reach its PeerService, best first; a "unix:"
+        target is this gateway's alone, a TCP port may be shared with siblings.
+        """
 
     def __init__(
         self,
@@ -935,10 +945,12 @@ class GatewayEntry(_message.Message):
         http_url: _builtins.str = ...,
         grpc_target: _builtins.str = ...,
         ranks: _abc.Iterable[_builtins.int] | None = ...,
+        targets: _abc.Iterable[_builtins.str] | None = ...,
+        host_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_target", b"grpc_target", "host", b"host", "http_url", b"http_url", "name", b"name", "pid", b"pid", "ranks", b"ranks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_target", b"grpc_target", "host", b"host", "host_id", b"host_id", "http_url", b"http_url", "name", b"name", "pid", b"pid", "ranks", b"ranks", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,7 +103,7 @@ class EngineUnderTest:
         self._engine_loop = EngineLoop(core, deliver, on_failure=self.failures.append)
         self._engine_loop.start()
         self.feed.open(self._engine_loop)
-        self.intake.open(self._engine_loop, Limits(FACTS.vocab_size, FACTS.max_model_len))
+        self.intake.open(self._engine_loop, Limits(FACTS.vocab_size, FACTS.max_model_len, FACTS.embedding_size))
         model = to_model_info(
             FACTS,
             served_model_names=["test-model"],

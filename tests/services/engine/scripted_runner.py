@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 
 from engine.batch import Batch, Sampled, StepToken
 from engine.core import EngineCore
@@ -22,6 +23,7 @@ FACTS = ModelFacts(
     bos_token_id=None,
     num_parameters=1,
     fingerprint="scripted",
+    embedding_size=4,
     default_sampling=DefaultSampling(temperature=0.5),
 )
 NUM_BLOCKS = 8192
@@ -30,6 +32,11 @@ NUM_BLOCKS = 8192
 def expected_tokens(prompt_token_ids: list[int], num_tokens: int) -> list[int]:
     """What the script answers to a prompt: never 0, the end-of-sequence token."""
     return [1 + (sum(prompt_token_ids) + position) % 900 for position in range(num_tokens)]
+
+
+def expected_embedding(prompt_token_ids: Sequence[int]) -> tuple[float, ...]:
+    """What the script makes of a prompt, whatever the pooling."""
+    return (float(len(prompt_token_ids)), float(sum(prompt_token_ids)), 0.0, -1.0)
 
 
 class ScriptedRunner:
@@ -48,6 +55,9 @@ class ScriptedRunner:
             request = item.sequence.request
             if BREAKING_TOKEN_ID in request.prompt_token_ids:
                 raise RuntimeError("the script breaks here")
+            if request.pooling is not None:
+                results.append(StepToken(None, embedding=expected_embedding(request.prompt_token_ids)))
+                continue
             position = item.sequence.num_tokens - item.sequence.num_prompt_tokens
             token_id = 1 + (sum(request.prompt_token_ids) + position) % 900
             logprobs = None
@@ -70,4 +80,5 @@ def scripted_core(runner: ScriptedRunner) -> EngineCore:
         vocab_size=FACTS.vocab_size,
         max_model_len=FACTS.max_model_len,
         eos_token_ids=FACTS.eos_token_ids,
+        embedding_size=FACTS.embedding_size,
     )

@@ -19,7 +19,6 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CheckpointError
 from engine.facts import ModelFacts
-from services.engine.options import tcp_target
 from services.engine.server import (
     ADMIN_SERVICE,
     ENGINE_SERVICE,
@@ -30,6 +29,7 @@ from services.engine.server import (
     EngineProcess,
 )
 from services.rpc.channels import dial
+from services.rpc.identity import tcp_target
 from tests.services.engine.conftest import TIMEOUT_S
 from tests.services.engine.scripted_runner import (
     BREAKING_TOKEN_ID,

@@ -1,0 +1,93 @@
+"""POST /v1/embeddings: the body, parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.embedding_request import PoolingMethod
+from gateway.errors import InvalidRequest
+from gateway.openai.fields import Fields, valid_token_ids
+from gateway.openai.options import ModelLimits
+from gateway.request_limits import MAX_SALT_CHARS
+
+Input = str | tuple[int, ...]
+
+_MAX_INPUTS = 2048  # OpenAI's
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingsRequest:
+    """Inputs to embed. `dimensions` None keeps all; `base64` packs each vector instead of listing its numbers."""
+
+    inputs: tuple[Input, ...]
+    pooling: PoolingMethod
+    dimensions: int | None
+    base64: bool
+    truncate_prompt_tokens: int | None
+    add_special: bool
+    rank: int | None
+    priority: int
+    cache_salt: str
+
+
+def parse_embeddings(body: Mapping[str, object], limits: ModelLimits, embedding_size: int) -> EmbeddingsRequest:
+    """Raises InvalidRequest naming the first wrong field."""
+    fields = Fields(body)
+    if fields.raw("messages"):
+        raise InvalidRequest(
+            "messages", "Unsupported parameter 'messages': embeddings take 'input'.", "unsupported_parameter"
+        )
+    return EmbeddingsRequest(
+        inputs=_parse_inputs(fields, limits),
+        pooling=PoolingMethod(_one_of(fields, "pooling", ("mean", "last"))),
+        dimensions=fields.integer("dimensions", low=1, high=embedding_size),
+        base64=_one_of(fields, "encoding_format", ("float", "base64")) == "base64",
+        truncate_prompt_tokens=_parse_truncation(fields, limits),
+        add_special=fields.boolean("add_special_tokens", True),
+        rank=fields.integer("routed_dp_rank", low=0, high=_INT32),
+        priority=fields.integer("priority", 0, low=-_INT32, high=_INT32),
+        cache_salt=fields.string("cache_salt", max_length=MAX_SALT_CHARS) or "",
+    )
+
+
+def _one_of(fields: Fields, name: str, choices: tuple[str, ...]) -> str:
+    """The first choice is the default."""
+    value = fields.raw(name)
+    if value is None:
+        return choices[0]
+    if not isinstance(value, str) or value not in choices:
+        fields.refuse(name, " or ".join(f"'{choice}'" for choice in choices))
+    return value
+
+
+def _parse_inputs(fields: Fields, limits: ModelLimits) -> tuple[Input, ...]:
+    """A string, a list of strings, a list of ids, or a list of lists of ids."""
+    value = fields.raw("input")
+    if value is None:
+        fields.missing("input")
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        fields.refuse("input", "a string, a list of strings, a list of token ids, or a list of such lists")
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return (valid_token_ids(value, "input", limits.vocab_size),)
+    if len(value) > _MAX_INPUTS:
+        raise InvalidRequest("input", f"'input' has {len(value)} inputs; send at most {_MAX_INPUTS}.")
+    return tuple(_parse_input(item, f"input[{i}]", limits) for i, item in enumerate(value))
+
+
+def _parse_input(item: object, param: str, limits: ModelLimits) -> Input:
+    if isinstance(item, str) and item:
+        return item
+    if isinstance(item, list) and item:
+        return valid_token_ids(item, param, limits.vocab_size)
+    raise InvalidRequest(param, f"Invalid '{param}': expected a non-empty string or a non-empty list of token ids.")
+
+
+def _parse_truncation(fields: Fields, limits: ModelLimits) -> int | None:
+    tokens = fields.integer("truncate_prompt_tokens", low=-1, high=limits.max_model_len)
+    if tokens == 0:
+        fields.refuse("truncate_prompt_tokens", "at least 1, or -1 for as much as fits")
+    return limits.max_model_len if tokens == -1 else tokens

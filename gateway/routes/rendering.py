@@ -1,0 +1,55 @@
+"""What a conversation becomes before it reaches the model: its text, its ids, how many they are."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.openai.chat_request import Conversation, parse_conversation
+from gateway.openai.fields import Fields
+from gateway.prompts import off_loop
+from gateway.routes.serving import ServedModel, Serving, json_response, read_object
+
+
+class Rendering:
+    """Bodies are those of /v1/chat/completions; only what the chat template sees of them matters."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def render(self, request: Request) -> Response:
+        """POST /v1/chat/completions/render and /apply-template: the prompt as text and as ids."""
+        model, conversation, size = await self._read(request)
+        text, token_ids = await off_loop(size, lambda: _rendered(conversation, model))
+        return json_response(
+            {
+                "prompt": text,
+                "prompt_token_ids": token_ids,
+                "count": len(token_ids),
+                "max_model_len": model.info.max_model_len,
+            }
+        )
+
+    async def count(self, request: Request) -> Response:
+        """POST /v1/chat/completions/input_tokens: how many tokens the prompt has."""
+        model, conversation, size = await self._read(request)
+        _, token_ids = await off_loop(size, lambda: _rendered(conversation, model))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+
+    async def _read(self, request: Request) -> tuple[ServedModel, Conversation, int]:
+        model, conversation = await read_object(request, self._parse)
+        return model, conversation, len(await request.body())
+
+    def _parse(self, body: dict[str, object]) -> tuple[ServedModel, Conversation]:
+        return self._serving.model(body.get("model")), parse_conversation(Fields(body))
+
+
+def _rendered(conversation: Conversation, model: ServedModel) -> tuple[str, list[int]]:
+    """The text is what the ids say, so that special tokens which users wrote look like what they are: text."""
+    token_ids = model.tokenizer.encode_chat(
+        conversation.messages,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        variables=conversation.variables,
+    )
+    return model.tokenizer.decode(token_ids, skip_special=False), token_ids
