@@ -63,6 +63,7 @@ def refused(pair: Pair, security: Security) -> grpc.StatusCode:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="reading packets needs root")
 def test_nobody_reads_a_prompt_on_the_way_and_only_the_right_callers_get_in(launch: Launch, tmp_path: Path) -> None:
+    """T24: callers without credentials are UNAUTHENTICATED, and a capture of the traffic shows no prompt."""
     authority, strangers = TestAuthority(tmp_path / "ours"), TestAuthority(tmp_path / "theirs")
     tokens = f"{MEMBER}\nwatch {WATCHER}\ngenerate {ASKER}\n"
 

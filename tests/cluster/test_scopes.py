@@ -11,6 +11,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_hybrid_nodes_serve_their_own_ranks_under_global_numbers(launch: Launch) -> None:
+    """T42: the header's number is the global rank at every gateway; one that does not serve it names those it does."""
     first = launch("-dp", "2", "-dpl", "1", "--data-parallel-hybrid-lb")
     port = first.head_target.rpartition(":")[2]
     join = ("-dp", "2", "-dpa", "127.0.0.1", "-dpp", port)
