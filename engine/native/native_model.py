@@ -16,8 +16,8 @@ from torch import Tensor
 from engine.attention.backend import AttentionBackend, AttentionBatch
 from engine.attention.kv_cache import KvCache
 from engine.model.config import ModelConfig
-from engine.model.quantise import Quantise
 from engine.model.layers import RmsNorm
+from engine.model.quantise import Quantise
 from engine.model.rope import inverse_frequencies
 from engine.model.weights import StoredMatrix, WeightSource, float_matrix, stored_matrix
 from engine.native.library import TYPE_IDS, Norm, Plan, Shape, Slot

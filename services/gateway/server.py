@@ -164,10 +164,12 @@ class _Gateway:
         """The memory for finished responses, and the service by which other gateways look into it."""
         options = self._options
         store = ResponseStore(options.response_store_bytes, options.response_ttl_s)
+        # With cluster tokens, the port itself asks for a member's, and the dialer shows ours.
+        has_tokens = options.security.cluster_token_file is not None
         # Metadata of gRPC is ASCII; a key that is none cannot be sent.
-        has_tokens = options.security.cluster_token_file is not None  # then the port asks for a member's, and dial shows ours
         key = None if has_tokens else next((key for key in options.api_keys if key.isascii()), None)
-        peers = GatewayPeers(host_id=host_id(), dial=Dialer(options.security).dial, peers=self._backend.cluster.peers, api_key=key)
+        dial, known = Dialer(options.security).dial, self._backend.cluster.peers
+        peers = GatewayPeers(host_id=host_id(), dial=dial, peers=known, api_key=key)
         servicer = PeerServicer(store, name, peers)
         guarded = GuardedPeers(servicer, options.api_keys) if options.api_keys and not has_tokens else servicer
         self._rpc.add(PEER_SERVICE, wire.add_PeerServiceServicer_to_server, guarded)
