@@ -26,18 +26,18 @@ class SharedMetrics(Collector):
         if not getattr(values.ValueClass, "_multiprocess", False):
             raise RuntimeError("PROMETHEUS_MULTIPROC_DIR was not set when prometheus_client was imported")
         self._directory = directory
-        self._files = MultiProcessCollector(None, path=str(directory))
+        self._files = MultiProcessCollector(None, path=str(directory))  # type: ignore[no-untyped-call]
 
     def collect(self) -> Iterator[Metric]:
         self._forget_dead()
-        yield from self._files.collect()
+        yield from self._files.collect()  # type: ignore[no-untyped-call]
 
     def _forget_dead(self) -> None:
         for path in self._directory.glob("gauge_live*_*.db"):
             pid = path.stem.rpartition("_")[2]
             if pid.isdigit() and not _is_alive(int(pid)):
                 try:
-                    mark_process_dead(int(pid), str(self._directory))
+                    mark_process_dead(int(pid), str(self._directory))  # type: ignore[no-untyped-call]
                 except FileNotFoundError:
                     continue  # another gateway was faster
 

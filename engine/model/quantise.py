@@ -140,8 +140,9 @@ def _five_bits(x: Tensor) -> Bytes:
 
 def _nibbles(codes: Bytes) -> Bytes:
     """[blocks, 32] to [blocks, 16]: the second half in the high bits."""
-    low: Bytes = codes & 15
-    return low[:, :16] | low[:, 16:] << 4
+    low = codes & np.uint8(15)
+    packed: Bytes = (low[:, :16] | low[:, 16:] << np.uint8(4)).astype(np.uint8, copy=False)
+    return packed
 
 
 def _search(x: Tensor, *, last: float, first_reach: float, reach_step: float) -> tuple[Tensor, Tensor, Bytes]:

@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 from services.launcher.child import exit_text
 from services.launcher.plan import ChildSpec
@@ -85,7 +86,8 @@ class RankProcess:
             self._process.stdin.write(encode(Question(number, method, path, body)))
             with suppress(ConnectionError):  # how it died is told by its exit
                 await self._process.stdin.drain()
-            return await reply
+            answer: Reply = await reply
+            return answer
         finally:
             self._waiting.pop(number, None)
 
@@ -120,7 +122,8 @@ class RankProcess:
         by_signal = code < 0
         words = self._reason.after(f"{self._name} ended ({exit_text(code)})", by_signal=by_signal)
         self._ended = RankDied(words, by_signal=by_signal)
-        for waiting in (self._ready, *self._waiting.values()):
+        everybody: list[asyncio.Future[Any]] = [self._ready, *self._waiting.values()]
+        for waiting in everybody:
             if not waiting.done():
                 waiting.set_exception(self._ended)
         if self._ready.exception() is not None:

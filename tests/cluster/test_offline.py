@@ -110,7 +110,7 @@ def test_ranks_that_cannot_load_say_why(tiny_model: Path, tmp_path: Path) -> Non
 
 def test_from_python(tiny_model: Path) -> None:
     naive = NaiveModel(TINY_CONFIG, tiny_state())
-    prompts = ["The sky", list(b"is blue"), "x" * 5000, "Two"]
+    prompts: list[str | list[int]] = ["The sky", list(b"is blue"), "x" * 5000, "Two"]
     flags: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "num_blocks": 512, "num_threads": 1}
     with OfflineRunner(tiny_model, **flags) as runner:
         first, second, long, last = runner.complete(prompts, max_tokens=6, **GREEDY)
@@ -133,7 +133,7 @@ def test_from_python(tiny_model: Path) -> None:
 async def test_the_official_sdk_needs_no_server(tiny_model: Path) -> None:
     ranks = offline_run([str(tiny_model), *FLAGS], {}).ranks
     async with OfflineTransport(ranks, on_line=lambda name, line: None) as transport:
-        http = httpx.AsyncClient(transport=transport, base_url="http://offline/v1")
+        http: Any = httpx.AsyncClient(transport=transport, base_url="http://offline/v1")
         client = openai.AsyncOpenAI(base_url="http://offline/v1", api_key="any", http_client=http, max_retries=0)
         assert [model.id async for model in client.models.list()] == ["tiny"]
         completion = await client.completions.create(model="tiny", prompt="The sky", max_tokens=3)

@@ -112,7 +112,7 @@ def test_ports_that_clash_are_named_and_free_ones_never_do(running: Cluster, tin
 
 
 def listening(process: psutil.Process) -> list[tuple[str, int]]:
-    return [tuple(c.laddr) for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return [(c.laddr.ip, c.laddr.port) for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
 
 
 def test_junk_at_run_time_changes_nothing(running: Cluster) -> None:

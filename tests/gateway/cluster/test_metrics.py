@@ -122,7 +122,7 @@ class Gateways:
         monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(directory))
 
     def start(self, name: str, pid: int) -> GatewayMetrics:
-        self._monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue(lambda: pid))
+        self._monkeypatch.setattr(values, "ValueClass", values.MultiProcessValue(lambda: pid))  # type: ignore[no-untyped-call]
         return GatewayMetrics(gateway=name, directory=self._directory)
 
 

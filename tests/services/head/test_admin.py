@@ -68,6 +68,11 @@ class AskedEngine(wire.AdminServiceServicer):
         return wire.RankResult(rank=self._rank, message=f"did {what}")
 
 
+def asked(rank: int, **options: Any) -> AskedEngine:
+    """The operations it lacks are the generated placeholders."""
+    return AskedEngine(rank, **options)  # type: ignore[abstract]
+
+
 @contextlib.asynccontextmanager
 async def engines_of(head: Head, *engines: AskedEngine) -> AsyncIterator[None]:
     """Registers the engines as ranks 0, 1, … of the head."""
@@ -89,7 +94,7 @@ async def engines_of(head: Head, *engines: AskedEngine) -> AsyncIterator[None]:
 async def test_what_engines_do_for_themselves_is_passed_on_with_a_result_per_rank() -> None:
     error = RpcError(grpc.StatusCode.UNAVAILABLE, "still loading", reason="ENGINE_LOADING")
     async with running_head() as head:
-        engines = [AskedEngine(0), AskedEngine(1, error=error)]
+        engines = [asked(0), asked(1, error=error)]
         async with engines_of(head, *engines):
             results = (await head.admin.ResetPrefixCache(wire.ResetPrefixCacheRequest())).results
             assert [(result.rank, result.code) for result in results] == [(0, 0), (1, 14), (2, 9)]
@@ -105,7 +110,7 @@ async def test_what_engines_do_for_themselves_is_passed_on_with_a_result_per_ran
 
 
 async def test_an_engine_that_answers_for_another_rank_is_not_believed() -> None:
-    async with running_head() as head, engines_of(head, AskedEngine(0, answers_for=1)):
+    async with running_head() as head, engines_of(head, asked(0, answers_for=1)):
         one = wire.RankSelector(ranks=[0])
         (result,) = (await head.admin.ResetPrefixCache(wire.ResetPrefixCacheRequest(selector=one))).results
         assert (result.rank, result.code) == (0, grpc.StatusCode.INTERNAL.value[0])
