@@ -13,6 +13,8 @@ class AppSettings:
     `ping_interval_s` is the silence after which a stream gets a comment; 0 switches it off.
     `any_model_name` serves requests for names that are not served, for clients with a fixed one.
     `cors_origins` may call from a browser; "*" is any.
+    `reasoning_parser` and `tool_call_parser` say in which form the served model writes thoughts and calls: one of
+    PARSERS in `gateway.reasoning` and `gateway.tool_use`; "auto" goes by its chat template.
     """
 
     product_version: str = ""
@@ -24,3 +26,5 @@ class AppSettings:
     any_model_name: bool = False
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"

@@ -50,6 +50,7 @@ class ChatRequest:
     logprobs: int | None
     stream: StreamOptions
     tools: ToolUse | None = None
+    include_reasoning: bool = True
 
 
 def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
@@ -73,6 +74,7 @@ def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
         logprobs=_parse_logprobs(fields),
         stream=parse_stream_options(fields),
         tools=tools,
+        include_reasoning=fields.boolean("include_reasoning", True),
     )
 
 

@@ -27,6 +27,11 @@ class ChatShape:
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: bool = False
     tools: ToolAnswer | None = None
+    reasoning: bool = False  # thoughts are told apart, and shown
+
+    def thoughts(self, text: str | None) -> Delta:
+        """Under both names that clients look for."""
+        return {"reasoning": text, "reasoning_content": text} if self.reasoning else {}
 
 
 @dataclass(slots=True)
@@ -34,6 +39,7 @@ class _Answer:
     """One choice as it grows."""
 
     text: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.ABORT
@@ -56,6 +62,7 @@ class ChatCollector:
         elif isinstance(event, ChoiceDelta):
             answer = self._answers[event.index]
             answer.text.append(event.text)
+            answer.thoughts.append(event.reasoning)
             answer.token_ids += event.token_ids
             answer.logprobs += event.logprobs
             if event.finish_reason is not None:
@@ -75,6 +82,7 @@ class ChatCollector:
     def _choice(self, index: int, answer: _Answer) -> dict[str, object]:
         shape = self._shape
         message, finish_reason = self._message("".join(answer.text), answer.finish_reason)
+        message.update(shape.thoughts("".join(answer.thoughts) or None))
         choice: dict[str, object] = {
             "index": index,
             "message": message,
@@ -102,7 +110,7 @@ class ChatStream:
         self._opened: set[int] = set()
         self._usage = UsageCount()
         self._parsers: dict[int, ToolCallParser] = {}  # by choice
-        self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens whose text the parser still holds
+        self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens of which nothing can be told yet
 
     def push(self, event: GenerationEvent) -> bytes:
         """The bytes of one event, possibly none."""
@@ -119,12 +127,17 @@ class ChatStream:
     def _delta(self, event: ChoiceDelta) -> bytes:
         # Before anything is written: an abort is an error, not a finish.
         finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
+        deltas = self._deltas(event)
+        if finish is not None and self._shape.tools is not None:
+            finish = finish_text(event.finish_reason or FinishReason.STOP, self._parsers[event.index].num_calls)
+        if (unsaid := self._unsaid.pop(event.index, None)) is not None:
+            event = replace(
+                event, token_ids=unsaid.token_ids + event.token_ids, logprobs=unsaid.logprobs + event.logprobs
+            )
+        if not deltas and finish is None:
+            self._unsaid[event.index] = event
+            return b""
         chunks = b""
-        deltas: list[Delta] = [{"content": event.text}] if event.text else []
-        if self._shape.tools is not None:
-            deltas, event = self._call_deltas(event, self._shape.tools)
-            if event.finish_reason is not None:
-                finish = finish_text(event.finish_reason, self._parsers[event.index].num_calls)
         if event.index not in self._opened:
             self._opened.add(event.index)
             chunks += self._chunk(event.index, {"role": "assistant", "content": ""}, first=len(self._opened) == 1)
@@ -135,19 +148,18 @@ class ChatStream:
             chunks += self._chunk(event.index, {}, rest, finish=finish, stop_reason=event.stop_reason)
         return chunks
 
-    def _call_deltas(self, event: ChoiceDelta, tools: ToolAnswer) -> tuple[list[Delta], ChoiceDelta]:
-        """What can be told now, and the event with the tokens of all that was held back before."""
-        parser = self._parsers.setdefault(event.index, tools.parser())
+    def _deltas(self, event: ChoiceDelta) -> list[Delta]:
+        """What can be told now."""
+        deltas: list[Delta] = []
+        if event.reasoning and self._shape.reasoning:
+            deltas.append(self._shape.thoughts(event.reasoning))
+        if self._shape.tools is None:
+            return [*deltas, {"content": event.text}] if event.text else deltas
+        parser = self._parsers.setdefault(event.index, self._shape.tools.parser())
         found = parser.push(event.text)
         if event.finish_reason is not None:
             found += parser.finish()
-        if (unsaid := self._unsaid.pop(event.index, None)) is not None:
-            event = replace(
-                event, token_ids=unsaid.token_ids + event.token_ids, logprobs=unsaid.logprobs + event.logprobs
-            )
-        if not found and event.finish_reason is None:
-            self._unsaid[event.index] = event
-        return [delta_of(each) for each in found], event
+        return deltas + [delta_of(each) for each in found]
 
     def _chunk(
         self,

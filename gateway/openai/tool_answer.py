@@ -21,12 +21,14 @@ class ToolAnswer:
     form: ToolFormat
 
     @classmethod
-    def of(cls, use: ToolUse | None, template: str) -> ToolAnswer | None:
+    def of(cls, use: ToolUse | None, template: str, parser: str = "auto") -> ToolAnswer | None:
         """None where answers are text: there are no tools, or a template that ignores them and no call is forced."""
-        form = format_of(template)
+        form = format_of(template, parser)
         if use is None or (form is None and not use.forced):
             return None
-        return cls(use, form or PLAIN)
+        if form is None or (use.forced and form.opens_all):
+            return cls(use, PLAIN)
+        return cls(use, form)
 
     def forced_calls(self) -> Constraint:
         """What answers must be that are calls and nothing else."""

@@ -12,11 +12,13 @@ class UsageCount:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._cached_tokens = 0
+        self._reasoning_tokens = 0
         self._final = GenerationUsage(0, 0, 0)
 
     def add(self, event: GenerationEvent) -> None:
         if isinstance(event, ChoiceDelta):
             self._completion_tokens += len(event.token_ids)
+            self._reasoning_tokens += event.num_reasoning_tokens
         elif isinstance(event, PromptReport):
             self._prompt_tokens += event.num_tokens
             self._cached_tokens += event.cached_tokens
@@ -25,11 +27,14 @@ class UsageCount:
                 self._final.prompt_tokens + event.prompt_tokens,
                 self._final.completion_tokens + event.completion_tokens,
                 self._final.cached_tokens + event.cached_tokens,
+                self._final.reasoning_tokens + event.reasoning_tokens,
             )
 
     def so_far(self) -> dict[str, object]:
         """Cumulative usage while streaming."""
-        return usage_body(GenerationUsage(self._prompt_tokens, self._completion_tokens, self._cached_tokens))
+        return usage_body(
+            GenerationUsage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
+        )
 
     def final(self) -> dict[str, object]:
         """Usage after all prompts have ended."""
@@ -43,5 +48,5 @@ def usage_body(usage: GenerationUsage) -> dict[str, object]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
