@@ -26,18 +26,17 @@ _BY_NAME = {"qwen3": THINK_TAGS, "deepseek_r1": _DEEPSEEK_R1, "mistral": MISTRAL
 
 
 def format_of(parser: str, template: str) -> ReasoningFormat | None:
-    """`parser` is one of PARSERS; "auto" goes by what the chat template knows of. None: answers are told as they are."""
+    """`parser` is one of PARSERS; "auto" goes by what the chat template knows of. None: there are no thoughts."""
     if parser != "auto":
         return _BY_NAME.get(parser)
     return next((form for form in (THINK_TAGS, MISTRAL) if form.closing in template), None)
 
 
 def after_prompt(form: ReasoningFormat, prompt_end: str) -> ReasoningFormat:
-    """The format of the answer to a prompt that ends so: templates switch thinking on by an opening, off by a closing."""
+    """The format of the answer to a prompt: templates end it with an opening to make a model think, or a closing."""
     end = prompt_end.rstrip()
-    return replace(
-        form, begins_open=end.endswith(form.opening) or (form.begins_open and not end.endswith(form.closing))
-    )
+    opened, closed = end.endswith(form.opening), end.endswith(form.closing)
+    return replace(form, begins_open=opened or (form.begins_open and not closed))
 
 
 def continuing(form: ReasoningFormat, begun: str) -> ReasoningFormat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.generation_request import ChoiceDelta, GenerationEvent, GenerationUsage, PromptReport
+from gateway.openai.bodies import Usage
 
 
 class UsageCount:
@@ -30,18 +31,18 @@ class UsageCount:
                 self._final.reasoning_tokens + event.reasoning_tokens,
             )
 
-    def so_far(self) -> dict[str, object]:
+    def so_far(self) -> Usage:
         """Cumulative usage while streaming."""
         return usage_body(
             GenerationUsage(self._prompt_tokens, self._completion_tokens, self._cached_tokens, self._reasoning_tokens)
         )
 
-    def final(self) -> dict[str, object]:
+    def final(self) -> Usage:
         """Usage after all prompts have ended."""
         return usage_body(self._final)
 
 
-def usage_body(usage: GenerationUsage) -> dict[str, object]:
+def usage_body(usage: GenerationUsage) -> Usage:
     """Every number is an integer; unknown ones are 0, because dashboards read null as a broken cache."""
     return {
         "prompt_tokens": usage.prompt_tokens,

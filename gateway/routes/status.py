@@ -4,14 +4,49 @@ gateway cannot delay them for long."""
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Literal, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.ports import RankLoad, RankProgress
 from gateway.routes.serving import Serving, json_response
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RETRY_AFTER = {"retry-after": "1"}
+
+
+class LiveBody(TypedDict):
+    """The process runs its event loop."""
+
+    status: Literal["alive"]
+
+
+class HealthBody(TypedDict):
+    """Whether requests can be served now."""
+
+    status: Literal["ready", "draining", "no_backend", "loading"]
+
+
+class ReadyBody(HealthBody):
+    """With how far each rank is."""
+
+    num_ready: int
+    num_ranks: int
+    ranks: list[RankProgress]
+
+
+class VersionBody(TypedDict):
+    """Of Muster."""
+
+    version: str
+
+
+class LoadBody(TypedDict):
+    """Loads as the balancer sees them; `server_load` are this gateway's requests."""
+
+    server_load: int
+    ranks: list[RankLoad]
 
 
 class Status:

@@ -83,7 +83,7 @@ async def test_thinking_switched_off_by_the_template() -> None:
 
 async def test_a_continued_message_goes_on_where_it_was() -> None:
     messages = [*MESSAGES, {"role": "assistant", "content": "<think>so"}]
-    fields = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    fields: Json = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
     answer, _ = await ask(" it is</think>yes", **fields)
     assert answer["choices"][0]["message"]["reasoning"] == "it is"
     assert answer["choices"][0]["message"]["content"] == "yes"
