@@ -11,6 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.schema.limits import Between, Chars, Items, limit, nested_shape
 
 _SHOWN = 60  # characters of a wrong value that are quoted back
+_EXACT = 2**53  # up to here floats tell integers apart
 
 
 class Fields:
@@ -153,7 +154,8 @@ def valid_token_ids(values: Sequence[object], param: str, vocab_size: int) -> tu
 
 
 def _as_integer(value: object) -> int | None:
-    # Clients in languages with one number type send 5.0 for 5.
-    if isinstance(value, float) and value.is_integer():
+    # Clients in languages with one number type send 5.0 for 5. Larger ones have lost digits, also on their way here:
+    # an integer of more than 64 bits is read as a float.
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -8,7 +8,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, is_typeddict
 
-from gateway.schema.limits import Between, Chars, Items, hints_of
+from gateway.schema.limits import Between, Chars, Items, hints_of, required_fields
 
 Schema = dict[str, Any]
 
@@ -76,7 +76,7 @@ class JsonSchemas:
 
     def _object(self, shape: type, *, request: bool) -> Schema:
         hints = hints_of(shape)
-        required = [name for name in hints if name in getattr(shape, "__required_keys__", hints)]
+        required = list(required_fields(shape))
         properties = {name: self._schema(hint, request=request) for name, hint in hints.items()}
         if request:
             properties = {name: schema if name in required else _or_null(schema) for name, schema in properties.items()}

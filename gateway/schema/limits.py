@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, Required, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
 
@@ -44,6 +44,17 @@ def hints_of(shape: type) -> dict[str, Any]:
 
 
 @cache
+def required_fields(shape: type) -> tuple[str, ...]:
+    """The fields without which it is incomplete: all of a dataclass."""
+    # A TypedDict itself knows of its total=… alone: what stands in the annotations was text when it was made.
+    by_total = getattr(shape, "__required_keys__", hints_of(shape))
+    marks = {name: get_origin(hint) for name, hint in hints_of(shape).items()}
+    return tuple(
+        name for name, mark in marks.items() if mark is Required or (mark is not NotRequired and name in by_total)
+    )
+
+
+@cache
 def limit(shape: type, name: str, kind: type[T]) -> T:
     """The first limit of a kind that a field or what is in it has. Raises LookupError where none was declared."""
     found = next((each for each in _metadata(hints_of(shape)[name]) if isinstance(each, kind)), None)
@@ -55,7 +66,7 @@ def limit(shape: type, name: str, kind: type[T]) -> T:
 @cache
 def nested_shape(shape: type, name: str) -> type | None:
     """The type of a field that is an object with known fields of its own."""
-    return next((each for each in _types(hints_of(shape)[name]) if hasattr(each, "__required_keys__")), None)
+    return next((each for each in _types(hints_of(shape)[name]) if is_typeddict(each)), None)
 
 
 def _metadata(hint: Any) -> Iterator[object]:
