@@ -86,8 +86,7 @@ def _operation(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> 
 def _responses(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> dict[str, Any]:
     content: dict[str, Any] = {operation.content: {"schema": _body(operation, schemas)}}
     if operation.stream is not None:
-        event = schemas.response(operation.stream)
-        content[_SSE] = {"schema": {"type": "string"}, "x-event-schema": event}
+        content[_SSE] = {"schema": _event(schemas.response(operation.stream | ErrorBody))}
     responses: dict[str, Any] = {"200": _response("Success", content)}
     by_status: dict[int, list[type[GatewayError]]] = {}
     for error in (*operation.all_errors, *((Unauthenticated,) if guarded else ())):
@@ -98,6 +97,16 @@ def _responses(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> 
         body = {_JSON: {"schema": schemas.response(operation.unavailable)}}
         responses["503"] = _response("Not ready", body, {"Retry-After": _RETRY_AFTER})
     return responses
+
+
+def _event(data: Schema) -> Schema:
+    """One server-sent event, as OpenAPI describes streams: what each item is."""
+    json_data = {"type": "string", "contentMediaType": _JSON, "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_data]}},
+        "required": ["data"],
+    }
 
 
 def _body(operation: Operation, schemas: JsonSchemas) -> Schema:

@@ -34,7 +34,7 @@ def test_not_a_number_is_a_number(writer: LogprobWriter) -> None:
 
 
 def test_alternatives_with_equal_text(writer: LogprobWriter) -> None:
-    """The legacy dict keeps the likelier one's value, the chat list keeps both."""
+    """The legacy dict keeps the likelier one's value, the chat list keeps both. Breakages 37, 40."""
     entry = TokenLogprob(OTHER_HALF, -2.0, 2, ((FIRST_HALF, -1.0), (OTHER_HALF, -2.0)))
     assert writer.legacy([entry], 2, [0])["top_logprobs"] == [{"\ufffd": -1.0}]
     content = writer.chat([entry], 2)["content"]
@@ -43,7 +43,7 @@ def test_alternatives_with_equal_text(writer: LogprobWriter) -> None:
 
 
 def test_bytes_are_the_real_ones(writer: LogprobWriter) -> None:
-    """Not those of the byte-level alphabet, in which a space is U+0120."""
+    """Not those of the byte-level alphabet, in which a space is U+0120. Breakage 38."""
     content = writer.chat([TokenLogprob(3 + ord(" "), -1.0, 1)], 0)["content"]
     assert isinstance(content, list)
     assert (content[0]["token"], content[0]["bytes"]) == (" ", [32])

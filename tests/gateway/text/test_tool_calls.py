@@ -101,6 +101,7 @@ def parse(form: ToolFormat, text: str, size: int, *, parallel: bool = True) -> R
     ],
 )
 def test_calls_and_text(form: ToolFormat, text: str, expected: Read, size: int) -> None:
+    """Breakage 35."""
     assert parse(form, text, size) == expected
 
 
