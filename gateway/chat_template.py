@@ -98,7 +98,8 @@ class ChatTemplate:
 
 
 def normalize_message(message: Mapping[str, object]) -> dict[str, object]:
-    """A message as templates expect it: `developer` is `system`, content is a string, and null is empty."""
+    """A message as templates expect it: `developer` is `system`, content is a string, null is empty, and thoughts have
+    both of their names."""
     normal = dict(message)
     if normal.get("role") == "developer":
         normal["role"] = "system"
@@ -107,6 +108,9 @@ def normalize_message(message: Mapping[str, object]) -> dict[str, object]:
         normal["content"] = ""
     elif isinstance(content, list):
         normal["content"] = "\n".join(part["text"] for part in content)
+    for name, other in (("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")):
+        if isinstance(normal.get(name), str):
+            normal.setdefault(other, normal[name])
     return normal
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gateway.attachment import Finished
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.generation_request import ChoiceDelta, FinishReason, GenerationRequest, TokenLogprob
+from gateway.reasoning import ReasoningSplitter
 from gateway.stop_strings import StopStrings
 from gateway.tokenizer import Tokenizer
 
@@ -33,14 +34,20 @@ class Choice:
         self.seed = seed
         self.generated: list[int] = []
         self.finish_reason: FinishReason | None = None
+        self.num_reasoning_tokens = 0
         self._stop_reason: str | int | None = None
         self._request = request
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special=request.skip_special_tokens)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special=request.skip_special_tokens, keep=request.kept_token_ids
+        )
+        self._splitter = None if request.reasoning is None else ReasoningSplitter(request.reasoning)
         self._stop_strings = (
             StopStrings(request.stop_strings, request.include_stop_string) if request.stop_strings else None
         )
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
+        self._unsent_thoughts = ""
+        self._num_unsent_thoughts = 0  # tokens
 
     def advance(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], end: Finished | None = None
@@ -55,22 +62,25 @@ class Choice:
             text += self._flush()
             if self.finish_reason is None:
                 self._finish(end)
-        if not text and self.finish_reason is None:
+        if not text and not self._unsent_thoughts and self.finish_reason is None:
             return None
         delta = ChoiceDelta(
             index=self.index,
             text=text,
+            reasoning=self._unsent_thoughts,
+            num_reasoning_tokens=self._num_unsent_thoughts,
             token_ids=tuple(self._unsent_ids),
             logprobs=tuple(self._unsent_logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
         self._unsent_ids, self._unsent_logprobs = [], []
+        self._unsent_thoughts, self._num_unsent_thoughts = "", 0
         return delta
 
     def _add(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], end: Finished | None) -> str:
         shown = token_ids[:-1] if self._hides_last(token_ids, end) else token_ids
-        if self._stop_strings is None:
+        if self._stop_strings is None and self._splitter is None:
             self._keep(token_ids, logprobs)
             return self._detokenizer.push(shown)
         # One at a time, so that the answer ends at the same token however the engine's steps were delivered.
@@ -78,7 +88,7 @@ class Choice:
         for position, token_id in enumerate(token_ids):
             self._keep((token_id,), logprobs[position : position + 1])
             if position < len(shown):
-                text += self._watch(self._detokenizer.push((token_id,)))
+                text += self._watch(self._answer_in(self._detokenizer.push((token_id,))))
             if self.finish_reason is not None:
                 break
         return text
@@ -87,6 +97,19 @@ class Choice:
         self.generated.extend(token_ids)
         self._unsent_ids.extend(token_ids)
         self._unsent_logprobs.extend(logprobs)
+
+    def _answer_in(self, text: str) -> str:
+        """The text of one token without what of it is thought."""
+        if self._splitter is None:
+            return text
+        was_thinking = self._splitter.thinking
+        thoughts, answer = self._splitter.push(text)
+        self._unsent_thoughts += thoughts
+        if was_thinking or self._splitter.thinking:
+            # Thoughts come first, so all tokens so far are theirs.
+            self._num_unsent_thoughts += len(self.generated) - self.num_reasoning_tokens
+            self.num_reasoning_tokens = len(self.generated)
+        return answer
 
     def _watch(self, text: str) -> str:
         """What of the text may be shown; before min_tokens stop strings are text like any other."""
@@ -99,7 +122,12 @@ class Choice:
 
     def _flush(self) -> str:
         """The rest: half a character becomes U+FFFD, and what could have become a stop string did not."""
-        text = self._watch(self._detokenizer.flush())
+        text = self._detokenizer.flush()
+        if self._splitter is not None:
+            ends = (self._splitter.push(text), self._splitter.flush())
+            self._unsent_thoughts += "".join(thoughts for thoughts, _ in ends)
+            text = "".join(answer for _, answer in ends)
+        text = self._watch(text)
         if self.finish_reason is None and self._stop_strings is not None:
             text += self._stop_strings.flush()
         return text

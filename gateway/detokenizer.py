@@ -13,7 +13,9 @@ class TokenBytes(Protocol):
     @property
     def strips_leading_space(self) -> bool: ...
 
-    def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes: ...
+    def join_bytes(
+        self, token_ids: Sequence[int], *, skip_special: bool, keep: frozenset[int] = frozenset()
+    ) -> bytes: ...
 
 
 class IncrementalDetokenizer:
@@ -21,19 +23,27 @@ class IncrementalDetokenizer:
 
     An incomplete character is withheld until it is complete; `flush` gives U+FFFD for what never will be. Generated
     text continues a prompt; with `begins_text` it is a text's beginning, where some tokenizers have a space too many.
+    Special tokens of `keep` are not skipped.
     """
 
-    def __init__(self, tokenizer: TokenBytes, *, skip_special: bool, begins_text: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: TokenBytes,
+        *,
+        skip_special: bool,
+        begins_text: bool = False,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._keep = keep
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_next = begins_text and tokenizer.strips_leading_space
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds ids and returns the text that is certain now, possibly none."""
-        return self._released(
-            self._decoder.decode(self._tokenizer.join_bytes(token_ids, skip_special=self._skip_special))
-        )
+        joined = self._tokenizer.join_bytes(token_ids, skip_special=self._skip_special, keep=self._keep)
+        return self._released(self._decoder.decode(joined))
 
     def flush(self) -> str:
         """Ends the text and returns what was withheld."""

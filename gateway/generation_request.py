@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from gateway.reasoning import ReasoningFormat
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -57,6 +59,8 @@ class GenerationRequest:
 
     `max_tokens` `None` means what is left of the context; 0 scores the prompt and generates nothing.
     `rank` is a global rank the caller insists on; `affinity` groups requests that profit from the same prefix cache.
+    With `reasoning`, thoughts are told apart from the text, and stop strings look at the text alone.
+    `kept_token_ids` are special tokens that the text keeps, because its reader looks for them.
     """
 
     request_id: str
@@ -79,6 +83,8 @@ class GenerationRequest:
     timeout_s: float | None = None
     traceparent: str = ""
     constraint: Constraint | None = None
+    reasoning: ReasoningFormat | None = None
+    kept_token_ids: frozenset[int] = frozenset()
 
 
 class FinishReason(Enum):
@@ -112,7 +118,8 @@ class PromptReport:
 @dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """News of one choice. Tokens wait for the text they are part of, so only the last delta may have no text; it has
-    `finish_reason`, and `stop_reason` names the stop string or stop token id that ended the choice."""
+    `finish_reason`, and `stop_reason` names the stop string or stop token id that ended the choice. `reasoning` is
+    what comes before the text; `num_reasoning_tokens` of the tokens are thoughts and their tags."""
 
     index: int
     text: str = ""
@@ -120,15 +127,19 @@ class ChoiceDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationUsage:
-    """Comes once, last. The prompt is counted once, completion tokens are summed over the choices."""
+    """Comes once, last. The prompt is counted once, completion tokens, thoughts among them, are summed
+    over the choices."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
 
 GenerationEvent = PromptReport | ChoiceDelta | GenerationUsage

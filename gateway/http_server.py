@@ -29,9 +29,15 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
         )
+        self._config = config
         self._sockets = list(sockets)
         self._server = _QuietServer(config)
         self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def keep_alive_s(self) -> int:
+        """How long an idle connection stays open."""
+        return self._config.timeout_keep_alive
 
     async def start(self) -> None:
         """Accepts connections when it returns."""

@@ -110,7 +110,8 @@ class RunningRequest:
     def usage(self) -> GenerationUsage:
         """The prompt once, completion tokens over all choices."""
         cached = self._report.cached_tokens if self._report is not None else 0
-        return GenerationUsage(len(self._request.prompt_token_ids), self.num_generated, cached)
+        num_reasoning = sum(choice.num_reasoning_tokens for choice in self._choices)
+        return GenerationUsage(len(self._request.prompt_token_ids), self.num_generated, cached, num_reasoning)
 
     def submit(self, place: Place, timeout_s: float | None) -> None:
         """Sends all homeless choices to one place."""

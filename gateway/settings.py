@@ -14,6 +14,8 @@ class AppSettings:
     `any_model_name` serves requests for names that are not served, for clients with a fixed one.
     `cors_origins` may call from a browser; "*" is any. `response_store_bytes` of finished responses are kept in memory,
     each for `response_ttl_s`; 0 keeps none.
+    `reasoning_parser` and `tool_call_parser` say in which form the served model writes thoughts and calls: one of
+    PARSERS in `gateway.reasoning` and `gateway.tool_use`; "auto" goes by its chat template.
     """
 
     product_version: str = ""
@@ -27,3 +29,5 @@ class AppSettings:
     cors_origins: tuple[str, ...] = ()
     response_store_bytes: int = 64 << 20
     response_ttl_s: float = 86_400.0
+    reasoning_parser: str = "auto"
+    tool_call_parser: str = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tokenizers
 
@@ -102,6 +102,10 @@ class Tokenizer:
         )
         return self._encode_rendered(rendered)
 
+    def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
+        """Ids of those literals that are special tokens here."""
+        return frozenset(self._specials[literal].token_id for literal in literals if literal in self._specials)
+
     @property
     def template_source(self) -> str:
         """The chat template as the checkpoint has it; empty without one."""
@@ -115,10 +119,11 @@ class Tokenizer:
         text = self.join_bytes(token_ids, skip_special=skip_special).decode("utf-8", "replace")
         return text.removeprefix(" ") if begins_text and self.strips_leading_space else text
 
-    def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool) -> bytes:
-        """Concatenated bytes of the ids, which may end within a character."""
+    def join_bytes(self, token_ids: Sequence[int], *, skip_special: bool, keep: frozenset[int] = frozenset()) -> bytes:
+        """Concatenated bytes of the ids, which may end within a character; special ones of `keep` are not skipped."""
         if skip_special:
-            return b"".join([self.token_bytes(i) for i in token_ids if i not in self.special_token_ids])
+            skipped = self.special_token_ids - keep if keep else self.special_token_ids
+            return b"".join([self.token_bytes(i) for i in token_ids if i not in skipped])
         return b"".join([self.token_bytes(i) for i in token_ids])
 
     def token_text(self, token_id: int) -> str:

@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from gateway.json_span import JsonSpan
 from gateway.tool_use import ToolFormat
 
 # The usual order of keys; arguments can then be passed on as they come.
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# Mistral's newer way: a name, perhaps an id, perhaps a mark, then the arguments.
+_NAMED_HEAD = re.compile(r"\s*([^\s{\[]+)\s*(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\]\s*)?(?=\{)")
 _MAX_HEAD_CHARS = 4096
 _SEPARATORS = " \t\r\n;,[]"
 
@@ -42,35 +45,6 @@ class CallArguments:
 ToolEvent = Content | CallStart | CallArguments
 
 
-class JsonSpan:
-    """Finds the end of a JSON object or array that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def take(self, text: str) -> int | None:
-        """How many characters belong to the value if it ends in `text`; None if it goes on."""
-        for position, character in enumerate(text):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif character == "\\":
-                    self._escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return position + 1
-        return None
-
-
 class _Mode(Enum):
     SEEK = "seek"  # text, until a call begins
     CALL = "call"  # the beginning of a call's object
@@ -87,6 +61,8 @@ class ToolCallParser:
     def __init__(self, form: ToolFormat, names: frozenset[str], *, parallel: bool = True) -> None:
         self._opening = form.opening.strip()
         self._closing = form.closing.strip()
+        self._opens_all = form.opens_all
+        self._opened = False
         self._names = names
         self._parallel = parallel
         self.num_calls = 0
@@ -95,6 +71,7 @@ class ToolCallParser:
         self._span = JsonSpan()  # of the arguments
         self._object = JsonSpan()  # of a call whose keys come in another order
         self._num_scanned = 0
+        self._after: tuple[str, ...] = ()  # what closes the call whose arguments are passed on
         self._tail: tuple[str, ...] = ()
         self._said_text = False
 
@@ -124,7 +101,7 @@ class ToolCallParser:
 
     def _events(self, last: bool) -> Iterator[ToolEvent]:
         steps = {
-            _Mode.SEEK: self._seek_opening if self._opening else self._seek_object,
+            _Mode.SEEK: self._seek,
             _Mode.CALL: self._read_call,
             _Mode.ARGUMENTS: self._pass_arguments,
             _Mode.TAIL: self._skip_tail,
@@ -135,10 +112,16 @@ class ToolCallParser:
             if (self._mode, len(self._held)) == before:
                 return
 
+    def _seek(self, last: bool) -> Iterator[ToolEvent]:
+        if self._opened:
+            return self._seek_next(last)
+        return self._seek_opening(last) if self._opening else self._seek_object(last)
+
     def _seek_opening(self, last: bool) -> Iterator[ToolEvent]:
         text, opening, rest = self._held.partition(self._opening)
         if opening:
             self._mode, self._held = _Mode.CALL, rest
+            self._opened = self._opens_all
             text = text.rstrip()
         else:
             # White space before an opening is no part of the text either.
@@ -146,6 +129,16 @@ class ToolCallParser:
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]
         if text and not (self.num_calls and text.isspace()):
             yield Content(text)
+
+    def _seek_next(self, last: bool) -> Iterator[ToolEvent]:
+        """After the opening that stands for all calls: the next one of a list, or another opening."""
+        stripped = self._held.lstrip(_SEPARATORS.replace("[", ""))
+        if stripped.startswith(("{", self._opening)):
+            self._mode, self._held = _Mode.CALL, stripped.removeprefix(self._opening)
+        elif last or not self._opening.startswith(stripped):
+            text, self._held = self._held, ""
+            if stripped:
+                yield Content(text)
 
     def _seek_object(self, last: bool) -> Iterator[ToolEvent]:
         """Calls begin the answer or follow another one, in brackets or not."""
@@ -159,10 +152,14 @@ class ToolCallParser:
 
     def _read_call(self, last: bool) -> Iterator[ToolEvent]:
         """From a call's object to its arguments, or all of it when the keys come in another order."""
+        if self._opens_all:
+            self._held = self._held.lstrip(" \t\r\n[")
+            if self._held and not self._held.startswith("{"):
+                yield from self._read_named(last)
+                return
         head = _HEAD.match(self._held) if len(self._held) < _MAX_HEAD_CHARS else None
         if head is not None and (name := _string(head[1])) in self._names:
-            self._mode, self._held = _Mode.ARGUMENTS, self._held[head.end() :]
-            self._span, self._num_scanned = JsonSpan(), 0
+            self._begin_arguments(head.end(), "}", self._closing)
             yield CallStart(self.num_calls, name)
             return
         length = self._object_length()
@@ -178,6 +175,21 @@ class ToolCallParser:
         else:
             self._mode = _Mode.SEEK
             yield Content(self._opening + raw)
+
+    def _read_named(self, last: bool) -> Iterator[ToolEvent]:
+        """A call without an object around it: the name, then the arguments."""
+        head = _NAMED_HEAD.match(self._held)
+        if head is not None and head[1] in self._names:
+            self._begin_arguments(head.end())
+            yield CallStart(self.num_calls, head[1])
+        elif last or "{" in self._held or len(self._held) > _MAX_HEAD_CHARS:
+            text, self._held = self._opening + self._held, ""
+            self._mode, self._opened = _Mode.SEEK, False
+            yield Content(text)
+
+    def _begin_arguments(self, start: int, *tail: str) -> None:
+        self._mode, self._held = _Mode.ARGUMENTS, self._held[start:]
+        self._span, self._num_scanned, self._after = JsonSpan(), 0, tail
 
     def _object_length(self) -> int | None:
         """Of the call's object, once it is complete; of what cannot be one, as soon as that is clear."""
@@ -197,7 +209,7 @@ class ToolCallParser:
         if part:
             yield CallArguments(self.num_calls, part)
         if length is not None:
-            self._end_call("}", self._closing)
+            self._end_call(*self._after)
 
     def _end_call(self, *tail: str) -> None:
         self.num_calls += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal, Required, TypedDict
 
 import orjson
 
@@ -12,15 +13,17 @@ from gateway.openai.fields import Fields, shown
 from gateway.openai.options import (
     GenerationOptions,
     ModelLimits,
+    OptionsBody,
     StreamOptions,
     check_min_tokens,
     parse_max_tokens,
     parse_options,
     parse_stream_options,
 )
-from gateway.openai.tools import parse_tools, template_tools
+from gateway.openai.tools import ToolsBody, parse_tools, template_tools
 from gateway.openai.unsupported import refuse_unsupported
 from gateway.request_limits import MAX_LOGPROBS
+from gateway.schema.limits import Between, Chars, Items
 from gateway.tool_use import ToolUse
 
 _MAX_MESSAGES = 4096
@@ -28,6 +31,40 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _RESERVED_VARIABLES = ("messages", "add_generation_prompt", "continue_final_message", "tokenize", "chat_template")
 
 Message = dict[str, object]
+
+
+class TextPart(TypedDict):
+    """A piece of a message's content."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class MessageBody(TypedDict, total=False):
+    """One turn. Other fields go to the chat template as they are."""
+
+    role: Required[Annotated[str, Chars(2**31 - 1, fewest=1), "system, developer, user, assistant, tool, …"]]
+    content: str | list[str | TextPart]
+
+
+class ConversationBody(TypedDict, total=False):
+    """What the chat template sees."""
+
+    messages: Required[Annotated[list[MessageBody], Items(_MAX_MESSAGES, fewest=1)]]
+    add_generation_prompt: Annotated[bool, "Begins the assistant's turn; true unless sent."]
+    continue_final_message: Annotated[bool, "Goes on with the last message instead."]
+    chat_template_kwargs: Annotated[dict[str, object], "Variables of the template, for example enable_thinking."]
+    documents: Annotated[object, "Handed to the template, as tools and reasoning_effort are."]
+    reasoning_effort: object
+
+
+class ChatBody(OptionsBody, ToolsBody, ConversationBody, total=False):
+    """A conversation to answer."""
+
+    max_completion_tokens: Annotated[int, Between(1, 2**63 - 1), "Wins over max_tokens."]
+    logprobs: bool
+    top_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per token; needs logprobs."]
+    include_reasoning: Annotated[bool, "Shows thoughts where the model's are told apart; true unless sent."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +87,12 @@ class ChatRequest:
     logprobs: int | None
     stream: StreamOptions
     tools: ToolUse | None = None
+    include_reasoning: bool = True
 
 
 def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
     """Raises InvalidRequest naming the first wrong field."""
-    fields = Fields(body)
+    fields = Fields(body, shape=ChatBody)
     refuse_unsupported(fields)
     if fields.boolean("echo"):
         fields.refuse("echo", "false; only /v1/completions echoes")
@@ -73,6 +111,7 @@ def parse_chat(body: Mapping[str, object], limits: ModelLimits) -> ChatRequest:
         logprobs=_parse_logprobs(fields),
         stream=parse_stream_options(fields),
         tools=tools,
+        include_reasoning=fields.boolean("include_reasoning", True),
     )
 
 
@@ -105,7 +144,7 @@ def parse_conversation(fields: Fields) -> Conversation:
 
 
 def _parse_logprobs(fields: Fields) -> int | None:
-    top = fields.integer("top_logprobs", low=0, high=MAX_LOGPROBS)
+    top = fields.integer("top_logprobs")
     if fields.boolean("logprobs"):
         return top or 0
     if top:

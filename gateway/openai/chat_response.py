@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from gateway import sse
 from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport, TokenLogprob
+from gateway.openai.bodies import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatMessage,
+    Finish,
+)
 from gateway.openai.envelope import Envelope, finish_reason_text
 from gateway.openai.logprobs import LogprobWriter
 from gateway.openai.options import StreamOptions
-from gateway.openai.tool_answer import Delta, ToolAnswer, delta_of, finish_text
+from gateway.openai.tool_answer import ToolAnswer, delta_of, finish_text
 from gateway.openai.usage import UsageCount
 from gateway.tool_calls import ToolCallParser
 
@@ -27,6 +36,7 @@ class ChatShape:
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: bool = False
     tools: ToolAnswer | None = None
+    reasoning: bool = False  # thoughts are told apart, and shown
 
 
 @dataclass(slots=True)
@@ -34,6 +44,7 @@ class _Answer:
     """One choice as it grows."""
 
     text: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.ABORT
@@ -56,26 +67,36 @@ class ChatCollector:
         elif isinstance(event, ChoiceDelta):
             answer = self._answers[event.index]
             answer.text.append(event.text)
+            answer.thoughts.append(event.reasoning)
             answer.token_ids += event.token_ids
             answer.logprobs += event.logprobs
             if event.finish_reason is not None:
                 answer.finish_reason, answer.stop_reason = event.finish_reason, event.stop_reason
 
-    def body(self) -> dict[str, object]:
+    def body(self) -> ChatCompletion:
         shape = self._shape
-        choices = [self._choice(index, answer) for index, answer in enumerate(self._answers)]
-        body = shape.envelope.body("chat.completion", choices)
-        body["usage"] = self._usage.final()
+        body: ChatCompletion = {
+            "id": shape.envelope.response_id,
+            "object": "chat.completion",
+            "created": shape.envelope.created,
+            "model": shape.envelope.model,
+            "choices": [self._choice(index, answer) for index, answer in enumerate(self._answers)],
+            "system_fingerprint": shape.envelope.fingerprint,
+            "usage": self._usage.final(),
+        }
         if shape.prompt_logprobs:
             body["prompt_logprobs"] = shape.writer.prompt(self._prompt_logprobs)
         if shape.return_token_ids:
-            body["prompt_token_ids"] = shape.prompt_token_ids
+            body["prompt_token_ids"] = list(shape.prompt_token_ids)
         return body
 
-    def _choice(self, index: int, answer: _Answer) -> dict[str, object]:
+    def _choice(self, index: int, answer: _Answer) -> ChatChoice:
         shape = self._shape
         message, finish_reason = self._message("".join(answer.text), answer.finish_reason)
-        choice: dict[str, object] = {
+        if shape.reasoning:
+            # Under both names that clients look for.
+            message["reasoning"] = message["reasoning_content"] = "".join(answer.thoughts) or None
+        choice: ChatChoice = {
             "index": index,
             "message": message,
             "finish_reason": finish_reason,
@@ -86,7 +107,7 @@ class ChatCollector:
             choice["token_ids"] = answer.token_ids
         return choice
 
-    def _message(self, text: str, reason: FinishReason) -> tuple[Delta, str]:
+    def _message(self, text: str, reason: FinishReason) -> tuple[ChatMessage, Finish]:
         if self._shape.tools is not None:
             return self._shape.tools.message(text, reason)
         return {"role": "assistant", "content": text, "refusal": None}, finish_reason_text(reason)
@@ -102,7 +123,7 @@ class ChatStream:
         self._opened: set[int] = set()
         self._usage = UsageCount()
         self._parsers: dict[int, ToolCallParser] = {}  # by choice
-        self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens whose text the parser still holds
+        self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens of which nothing can be told yet
 
     def push(self, event: GenerationEvent) -> bytes:
         """The bytes of one event, possibly none."""
@@ -113,18 +134,24 @@ class ChatStream:
         """The bytes that close the stream."""
         if not self._options.include_usage:
             return sse.DONE
-        body = self._shape.envelope.body("chat.completion.chunk", [])
-        return sse.event({**body, "usage": self._usage.final()}) + sse.DONE
+        body = self._body([])
+        body["usage"] = self._usage.final()
+        return sse.event(body) + sse.DONE
 
     def _delta(self, event: ChoiceDelta) -> bytes:
         # Before anything is written: an abort is an error, not a finish.
         finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
+        deltas = self._deltas(event)
+        if finish is not None and self._shape.tools is not None:
+            finish = finish_text(event.finish_reason or FinishReason.STOP, self._parsers[event.index].num_calls)
+        if (unsaid := self._unsaid.pop(event.index, None)) is not None:
+            event = replace(
+                event, token_ids=unsaid.token_ids + event.token_ids, logprobs=unsaid.logprobs + event.logprobs
+            )
+        if not deltas and finish is None:
+            self._unsaid[event.index] = event
+            return b""
         chunks = b""
-        deltas: list[Delta] = [{"content": event.text}] if event.text else []
-        if self._shape.tools is not None:
-            deltas, event = self._call_deltas(event, self._shape.tools)
-            if event.finish_reason is not None:
-                finish = finish_text(event.finish_reason, self._parsers[event.index].num_calls)
         if event.index not in self._opened:
             self._opened.add(event.index)
             chunks += self._chunk(event.index, {"role": "assistant", "content": ""}, first=len(self._opened) == 1)
@@ -135,42 +162,52 @@ class ChatStream:
             chunks += self._chunk(event.index, {}, rest, finish=finish, stop_reason=event.stop_reason)
         return chunks
 
-    def _call_deltas(self, event: ChoiceDelta, tools: ToolAnswer) -> tuple[list[Delta], ChoiceDelta]:
-        """What can be told now, and the event with the tokens of all that was held back before."""
-        parser = self._parsers.setdefault(event.index, tools.parser())
+    def _deltas(self, event: ChoiceDelta) -> list[ChatDelta]:
+        """What can be told now."""
+        deltas: list[ChatDelta] = []
+        if event.reasoning and self._shape.reasoning:
+            deltas.append({"reasoning": event.reasoning, "reasoning_content": event.reasoning})
+        if self._shape.tools is None:
+            return [*deltas, {"content": event.text}] if event.text else deltas
+        parser = self._parsers.setdefault(event.index, self._shape.tools.parser())
         found = parser.push(event.text)
         if event.finish_reason is not None:
             found += parser.finish()
-        if (unsaid := self._unsaid.pop(event.index, None)) is not None:
-            event = replace(
-                event, token_ids=unsaid.token_ids + event.token_ids, logprobs=unsaid.logprobs + event.logprobs
-            )
-        if not found and event.finish_reason is None:
-            self._unsaid[event.index] = event
-        return [delta_of(each) for each in found], event
+        return deltas + [delta_of(each) for each in found]
 
     def _chunk(
         self,
         index: int,
-        delta: dict[str, object],
+        delta: ChatDelta,
         event: ChoiceDelta | None = None,
         *,
         first: bool = False,
-        finish: str | None = None,
+        finish: Finish | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
         """One chunk; `event` lends its logprobs and token ids."""
         shape = self._shape
-        choice: dict[str, object] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        choice: ChatChunkChoice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         if shape.logprobs is not None and event is not None and event.logprobs:
             choice["logprobs"] = shape.writer.chat(event.logprobs, shape.logprobs)
         if shape.return_token_ids and event is not None:
-            choice["token_ids"] = event.token_ids
+            choice["token_ids"] = list(event.token_ids)
         if stop_reason is not None:
             choice["stop_reason"] = stop_reason
-        body = shape.envelope.body("chat.completion.chunk", [choice])
+        body = self._body([choice])
         if first and shape.return_token_ids:
-            body["prompt_token_ids"] = shape.prompt_token_ids
+            body["prompt_token_ids"] = list(shape.prompt_token_ids)
         if self._options.include_usage:
             body["usage"] = self._usage.so_far() if self._options.continuous_usage else None
         return sse.event(body)
+
+    def _body(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        envelope = self._shape.envelope
+        return {
+            "id": envelope.response_id,
+            "object": "chat.completion.chunk",
+            "created": envelope.created,
+            "model": envelope.model,
+            "choices": choices,
+            "system_fingerprint": envelope.fingerprint,
+        }

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Required
 
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, valid_token_ids
 from gateway.openai.options import (
     GenerationOptions,
     ModelLimits,
+    OptionsBody,
     StreamOptions,
+    TokenId,
     check_min_tokens,
     parse_max_tokens,
     parse_options,
@@ -18,12 +21,25 @@ from gateway.openai.options import (
 )
 from gateway.openai.unsupported import refuse_unsupported
 from gateway.request_limits import MAX_LOGPROBS
+from gateway.schema.limits import Between, Items
 
 Prompt = str | tuple[int, ...]
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's, although it surprises people
 _MAX_PROMPTS = 1024
 _MAX_RESULTS = 2048  # prompts × n
+
+_Ids = Annotated[list[TokenId], Items(2**31 - 1, fewest=1)]
+
+
+class CompletionBody(OptionsBody, total=False):
+    """Prompts to continue."""
+
+    prompt: Required[Annotated[str | _Ids | Annotated[list[str | _Ids], Items(_MAX_PROMPTS, fewest=1)], "Text or ids."]]
+    echo: Annotated[bool, "Begins the answer with the prompt."]
+    logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per token."]
+    add_special_tokens: Annotated[bool, "Puts BOS in front where the model wants it; true unless sent."]
+    parse_special: Annotated[bool, "Reads special tokens spelled in the prompt; true unless sent."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +58,7 @@ class CompletionRequest:
 
 def parse_completion(body: Mapping[str, object], limits: ModelLimits) -> CompletionRequest:
     """Raises InvalidRequest naming the first wrong field."""
-    fields = Fields(body)
+    fields = Fields(body, shape=CompletionBody)
     refuse_unsupported(fields)
     options = parse_options(fields, limits)
     prompts = _parse_prompts(fields, limits)
@@ -60,7 +76,7 @@ def parse_completion(body: Mapping[str, object], limits: ModelLimits) -> Complet
         prompts=prompts,
         options=options,
         max_tokens=max_tokens,
-        logprobs=fields.integer("logprobs", low=0, high=MAX_LOGPROBS),
+        logprobs=fields.integer("logprobs"),
         echo=echo,
         stream=parse_stream_options(fields),
         add_special=fields.boolean("add_special_tokens", True),

@@ -10,13 +10,19 @@ from dataclasses import dataclass, field
 
 from gateway import sse
 from gateway.generation_request import ChoiceDelta, FinishReason, GenerationEvent, PromptReport, TokenLogprob
+from gateway.openai.bodies import (
+    Completion,
+    CompletionChoice,
+    CompletionChunk,
+    CompletionChunkChoice,
+    CompletionLogprobs,
+    Finish,
+)
 from gateway.openai.envelope import Envelope, finish_reason_text
 from gateway.openai.logprobs import LogprobWriter, TextOffsets
 from gateway.openai.options import StreamOptions
 from gateway.openai.usage import UsageCount
 from gateway.tokenizer import Tokenizer
-
-Logprobs = dict[str, list[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,7 @@ class CompletionShape:
     return_token_ids: bool
     prompt_logprobs: bool = False
 
-    def echoed(self, prompt: int, report: PromptReport) -> tuple[str, Logprobs | None]:
+    def echoed(self, prompt: int, report: PromptReport) -> tuple[str, CompletionLogprobs | None]:
         """The prompt as the beginning of a choice's text, with its logprobs when asked for."""
         if not self.echo:
             return "", None
@@ -60,7 +66,7 @@ class CompletionShape:
         start = len(self.prompts[prompt].text) if self.echo else 0
         return TextOffsets(self.tokenizer, skip_special=self.skip_special, start=start)
 
-    def legacy(self, logprobs: Sequence[TokenLogprob], offsets: TextOffsets) -> Logprobs | None:
+    def legacy(self, logprobs: Sequence[TokenLogprob], offsets: TextOffsets) -> CompletionLogprobs | None:
         if self.logprobs is None:
             return None
         return self.writer.legacy(logprobs, self.logprobs, offsets.push([entry.token_id for entry in logprobs]))
@@ -98,14 +104,22 @@ class CompletionCollector:
             if event.finish_reason is not None:
                 choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
 
-    def body(self) -> dict[str, object]:
-        choices = [self._body(index, choice) for index, choice in enumerate(self._choices)]
-        return {**self._shape.envelope.body("text_completion", choices), "usage": self._usage.final()}
+    def body(self) -> Completion:
+        envelope = self._shape.envelope
+        return {
+            "id": envelope.response_id,
+            "object": "text_completion",
+            "created": envelope.created,
+            "model": envelope.model,
+            "choices": [self._body(index, choice) for index, choice in enumerate(self._choices)],
+            "system_fingerprint": envelope.fingerprint,
+            "usage": self._usage.final(),
+        }
 
-    def _body(self, index: int, choice: _Choice) -> dict[str, object]:
+    def _body(self, index: int, choice: _Choice) -> CompletionChoice:
         shape, prompt = self._shape, index // self._shape.n
         echoed, prompt_logprobs = shape.echoed(prompt, self._reports[prompt])
-        body: dict[str, object] = {
+        body: CompletionChoice = {
             "text": echoed + "".join(choice.text),
             "index": index,
             "finish_reason": finish_reason_text(choice.finish_reason),
@@ -116,7 +130,7 @@ class CompletionCollector:
             body["prompt_logprobs"] = shape.writer.prompt(self._reports[prompt].logprobs)
         if shape.return_token_ids:
             body["token_ids"] = choice.token_ids
-            body["prompt_token_ids"] = shape.prompts[prompt].token_ids
+            body["prompt_token_ids"] = list(shape.prompts[prompt].token_ids)
         return body
 
 
@@ -142,8 +156,9 @@ class CompletionStream:
         """The bytes that close the stream."""
         if not self._options.include_usage:
             return sse.DONE
-        body = self._shape.envelope.body("text_completion", [])
-        return sse.event({**body, "usage": self._usage.final()}) + sse.DONE
+        body = self._body([])
+        body["usage"] = self._usage.final()
+        return sse.event(body) + sse.DONE
 
     def _echo(self, prompt: int, report: PromptReport) -> bytes:
         text, logprobs = self._shape.echoed(prompt, report)
@@ -169,28 +184,44 @@ class CompletionStream:
         self,
         index: int,
         text: str,
-        logprobs: Logprobs | None,
+        logprobs: CompletionLogprobs | None,
         token_ids: tuple[int, ...] = (),
         *,
-        finish: str | None = None,
+        finish: Finish | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
         shape = self._shape
-        choice: dict[str, object] = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        choice: CompletionChunkChoice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         if shape.return_token_ids:
-            choice["token_ids"] = token_ids
+            choice["token_ids"] = list(token_ids)
             if index not in self._opened:
-                choice["prompt_token_ids"] = shape.prompts[index // shape.n].token_ids
+                choice["prompt_token_ids"] = list(shape.prompts[index // shape.n].token_ids)
         self._opened.add(index)
         if stop_reason is not None:
             choice["stop_reason"] = stop_reason
-        body = shape.envelope.body("text_completion", [choice])
+        body = self._body([choice])
         if self._options.include_usage:
             body["usage"] = self._usage.so_far() if self._options.continuous_usage else None
         return sse.event(body)
 
+    def _body(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
+        envelope = self._shape.envelope
+        return {
+            "id": envelope.response_id,
+            "object": "text_completion",
+            "created": envelope.created,
+            "model": envelope.model,
+            "choices": choices,
+            "system_fingerprint": envelope.fingerprint,
+        }
 
-def _joined(first: Logprobs | None, second: Logprobs | None) -> Logprobs | None:
+
+def _joined(first: CompletionLogprobs | None, second: CompletionLogprobs | None) -> CompletionLogprobs | None:
     if first is None or second is None:
         return second if first is None else first
-    return {key: first[key] + second[key] for key in first}
+    return {
+        "tokens": first["tokens"] + second["tokens"],
+        "token_logprobs": first["token_logprobs"] + second["token_logprobs"],
+        "top_logprobs": first["top_logprobs"] + second["top_logprobs"],
+        "text_offset": first["text_offset"] + second["text_offset"],
+    }

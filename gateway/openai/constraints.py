@@ -3,18 +3,56 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated, Literal, Required, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Constraint, ConstraintKind
 from gateway.openai.fields import Fields, shown
+from gateway.schema.limits import Chars, Items
 
 _MAX_CHARS = 256 << 10
 _MAX_CHOICES = 1024
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
+SchemaValue = Annotated[dict[str, object] | Annotated[str, Chars(_MAX_CHARS)], "A JSON Schema, or the text of one."]
+
+
+class JsonSchemaBody(TypedDict, total=False):
+    """A schema with what OpenAI puts around it."""
+
+    name: str
+    description: str
+    strict: bool
+    schema: Required[SchemaValue]
+
+
+class ResponseFormatBody(TypedDict, total=False):
+    """What the answer must be, in OpenAI's words."""
+
+    type: Required[Literal["text", "json_object", "json_schema"]]
+    json_schema: JsonSchemaBody
+
+
+class StructuredOutputsBody(TypedDict, total=False):
+    """What the answer must be; exactly one of them."""
+
+    json: SchemaValue
+    json_object: bool
+    regex: Annotated[str, Chars(_MAX_CHARS), "In the syntax of Rust's regex crate."]
+    choice: Annotated[list[str], Items(_MAX_CHOICES, fewest=1)]
+    grammar: Annotated[str, Chars(_MAX_CHARS), "Lark or GBNF."]
+
+
+class ConstraintBody(TypedDict, total=False):
+    """At most one of them."""
+
+    response_format: ResponseFormatBody
+    structured_outputs: StructuredOutputsBody
+
 
 def parse_constraint(fields: Fields) -> Constraint | None:
     """Raises InvalidRequest naming the field; None when anything goes."""
+    fields = fields.shaped(ConstraintBody)
     response_format = _parse_response_format(fields)
     structured = _parse_structured_outputs(fields)
     if response_format is not None and structured is not None:
@@ -90,7 +128,7 @@ def _parse_structured_outputs(fields: Fields) -> Constraint | None:
             return Constraint(ConstraintKind.CHOICE, choices=_choices(outputs), param=param)
         case _:
             kind = ConstraintKind.REGEX if name == "regex" else ConstraintKind.GRAMMAR
-            return Constraint(kind, outputs.string(name, max_length=_MAX_CHARS) or "", param=param)
+            return Constraint(kind, outputs.string(name) or "", param=param)
 
 
 def _choices(outputs: Fields) -> tuple[str, ...]:

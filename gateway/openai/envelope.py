@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from gateway.errors import Draining
 from gateway.generation_request import FinishReason
+from gateway.openai.bodies import Finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,18 +18,8 @@ class Envelope:
     model: str
     fingerprint: str
 
-    def body(self, kind: str, choices: list[dict[str, object]]) -> dict[str, object]:
-        return {
-            "id": self.response_id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            "system_fingerprint": self.fingerprint,
-        }
 
-
-def finish_reason_text(reason: FinishReason) -> str:
+def finish_reason_text(reason: FinishReason) -> Finish:
     """The reason in OpenAI's words, which have none for a server that gave up: that is an error."""
     if reason is FinishReason.ABORT:
         raise Draining("The server ended this request before it was finished. Send it again.")

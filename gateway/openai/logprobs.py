@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gateway.detokenizer import IncrementalDetokenizer
 from gateway.generation_request import TokenLogprob
+from gateway.openai.bodies import ChatLogprobs, CompletionLogprobs, PromptToken, TopLogprob
 from gateway.tokenizer import Tokenizer
 
 # JSON has no infinity; this is what OpenAI writes for "never".
@@ -19,7 +20,7 @@ class LogprobWriter:
         self._tokenizer = tokenizer
         self._as_ids = as_ids
 
-    def chat(self, logprobs: Sequence[TokenLogprob], num_top: int) -> dict[str, object]:
+    def chat(self, logprobs: Sequence[TokenLogprob], num_top: int) -> ChatLogprobs:
         """The chat shape: every alternative is kept, also those with equal text; `bytes` has the truth."""
         return {
             "content": [
@@ -32,7 +33,7 @@ class LogprobWriter:
             "refusal": None,
         }
 
-    def legacy(self, logprobs: Sequence[TokenLogprob], num_top: int, offsets: Sequence[int]) -> dict[str, list[object]]:
+    def legacy(self, logprobs: Sequence[TokenLogprob], num_top: int, offsets: Sequence[int]) -> CompletionLogprobs:
         """The completions shape; `offsets` say where in the choice's text each token begins."""
         return {
             "tokens": [self.spell(entry.token_id) for entry in logprobs],
@@ -41,14 +42,14 @@ class LogprobWriter:
             "text_offset": list(offsets),
         }
 
-    def prompt(self, logprobs: Sequence[TokenLogprob]) -> list[object]:
+    def prompt(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, PromptToken] | None]:
         """Per prompt token an object keyed by token id, null for the first token, which nothing predicts."""
         return [None if entry.logprob is None else self._prompt_entry(entry) for entry in logprobs]
 
     def spell(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
 
-    def _chat_entry(self, token_id: int, logprob: float | None) -> dict[str, object]:
+    def _chat_entry(self, token_id: int, logprob: float | None) -> TopLogprob:
         return {
             "token": self.spell(token_id),
             "logprob": _finite(logprob),
@@ -64,7 +65,7 @@ class LogprobWriter:
             top.setdefault(self.spell(token_id), _finite(logprob))
         return top
 
-    def _prompt_entry(self, entry: TokenLogprob) -> dict[str, object]:
+    def _prompt_entry(self, entry: TokenLogprob) -> dict[str, PromptToken]:
         ranked = {token_id: (logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top, start=1)}
         ranked.setdefault(entry.token_id, (_finite(entry.logprob), entry.rank))
         return {

@@ -6,8 +6,10 @@ import datetime
 
 from muster import v1 as wire
 
+from gateway.openai.bodies import ModelCard
 
-def model_card(name: str, model: wire.ModelInfo, created: int) -> dict[str, object]:
+
+def model_card(name: str, model: wire.ModelInfo, created: int) -> ModelCard:
     return {
         "id": name,
         "object": "model",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Constraint, Sampling
-from gateway.openai.constraints import parse_constraint
+from gateway.openai.constraints import ConstraintBody, parse_constraint
 from gateway.openai.fields import Fields, shown
 from gateway.request_limits import (
     MAX_CHOICES,
@@ -18,9 +19,67 @@ from gateway.request_limits import (
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
 )
+from gateway.schema.limits import Between, Chars, Items
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
+
+
+Probability = Annotated[float, Between(0, 1)]
+Penalty = Annotated[float, Between(-2, 2)]
+TokenId = Annotated[int, Between(0, _INT32)]
+Word = Annotated[str, Chars(MAX_STOP_CHARS, fewest=1)]
+
+
+class SamplingBody(TypedDict, total=False):
+    """How each next token is chosen; what is absent is the model's own default."""
+
+    temperature: Annotated[float, Between(0, 2), "Randomness; 0 takes the likeliest token."]
+    top_p: Annotated[Probability, "Likeliest tokens of this probability together; at least one stays."]
+    top_k: Annotated[int, Between(-1, _INT64), "So many likeliest tokens; 0 and -1 keep all."]
+    min_p: Annotated[Probability, "Tokens at least so likely, relative to the likeliest."]
+    presence_penalty: Annotated[Penalty, "Against tokens that were generated."]
+    frequency_penalty: Annotated[Penalty, "Against tokens by how often they were generated."]
+    repetition_penalty: Annotated[float, Between(0.01, 100), "Factor against tokens of prompt and answer; 1 is none."]
+    seed: Annotated[int, Between(-_INT64 - 1, _INT64), "Equal seeds give equal answers, whatever else is served."]
+    logit_bias: Annotated[dict[str, Annotated[float, Between(-100, 100)]], "Added to logits, by token id."]
+    allowed_token_ids: Annotated[list[TokenId], Items(_INT32, fewest=1), "Nothing but these tokens."]
+    bad_words: Annotated[Word | list[Word], Items(128), "Words that must not be written."]
+
+
+class StreamOptionsBody(TypedDict, total=False):
+    """Only with `stream`."""
+
+    include_usage: Annotated[bool, "A last chunk with usage and no choices."]
+    continuous_usage_stats: Annotated[bool, "Usage so far on every chunk; only with include_usage."]
+
+
+class OptionsBody(SamplingBody, ConstraintBody, total=False):
+    """What chats and completions share."""
+
+    model: Annotated[str, "A served name; absent, the one that is served."]
+    n: Annotated[int, Between(1, MAX_CHOICES), "Answers per prompt."]
+    best_of: Annotated[int, Between(1, MAX_CHOICES), "Accepted up to n, which is what it comes to."]
+    max_tokens: Annotated[int, Between(0, _INT64), "Most tokens to generate; lowered to what the context has left."]
+    min_tokens: Annotated[int, Between(0, _INT32), "Neither the end nor a stop string counts before."]
+    stop: Annotated[Word | list[Word], Items(MAX_STOP_STRINGS), "Strings that end the answer."]
+    stop_token_ids: Annotated[list[TokenId], Items(MAX_STOP_IDS), "Tokens that end the answer."]
+    ignore_eos: Annotated[bool, "Goes on after the model's own end."]
+    include_stop_str_in_output: Annotated[bool, "Keeps the string or token that ended the answer."]
+    skip_special_tokens: Annotated[bool, "Leaves special tokens out of the text; true unless sent."]
+    prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
+    return_token_ids: bool
+    return_tokens_as_token_ids: Annotated[bool, 'Spells tokens as "token_id:17".']
+    truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps the prompt's last tokens; -1: what fits."]
+    stream: Annotated[bool, "Server-sent events, one chunk each, [DONE] last."]
+    stream_options: StreamOptionsBody
+    routed_dp_rank: Annotated[int, Between(0, _INT32), "The global rank to run on; as x-data-parallel-rank."]
+    priority: Annotated[int, Between(-_INT32, _INT32), "Smaller is sooner."]
+    cache_salt: Annotated[str, Chars(MAX_SALT_CHARS), "Shares prefixes only with requests of the same salt."]
+    session_id: Annotated[str, Chars(256), "Prefers the rank of the session's last request."]
+    prompt_cache_key: Annotated[str, Chars(256), "As session_id."]
+    request_id: Annotated[str, Chars(MAX_REQUEST_ID_CHARS), "As the header x-request-id, which wins."]
+    user: Annotated[object, "Ignored, as metadata, store, service_tier and the like."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +126,23 @@ class GenerationOptions:
 
 def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
     """Raises InvalidRequest naming the first wrong field."""
-    n = fields.integer("n", 1, low=1, high=MAX_CHOICES)
-    best_of = fields.integer("best_of", low=1, high=MAX_CHOICES)
+    fields = fields.shaped(OptionsBody)
+    n = fields.integer("n", 1)
+    best_of = fields.integer("best_of")
     if best_of is not None and best_of > n:
         raise InvalidRequest(
             "best_of", f"Unsupported parameter 'best_of': {best_of} is more than n = {n}.", "unsupported_parameter"
         )
-    prompt_logprobs = fields.integer("prompt_logprobs", low=0, high=MAX_LOGPROBS)
+    prompt_logprobs = fields.integer("prompt_logprobs")
     if prompt_logprobs is not None and fields.boolean("stream"):
         raise InvalidRequest("prompt_logprobs", "'prompt_logprobs' cannot be streamed; send stream false.")
     return GenerationOptions(
         sampling=_parse_sampling(fields, limits),
-        bad_words=fields.strings("bad_words", max_items=128, max_length=MAX_STOP_CHARS),
-        min_tokens=fields.integer("min_tokens", 0, low=0, high=limits.max_model_len),
-        stop_token_ids=fields.token_ids("stop_token_ids", vocab_size=limits.vocab_size, max_items=MAX_STOP_IDS),
+        bad_words=fields.strings("bad_words"),
+        min_tokens=fields.integer("min_tokens", 0, high=limits.max_model_len),
+        stop_token_ids=fields.token_ids("stop_token_ids", vocab_size=limits.vocab_size),
         ignore_eos=fields.boolean("ignore_eos"),
-        stop_strings=fields.strings("stop", max_items=MAX_STOP_STRINGS, max_length=MAX_STOP_CHARS),
+        stop_strings=fields.strings("stop"),
         include_stop_string=fields.boolean("include_stop_str_in_output"),
         n=n,
         prompt_logprobs=prompt_logprobs,
@@ -90,11 +150,11 @@ def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
         return_token_ids=fields.boolean("return_token_ids"),
         tokens_as_ids=fields.boolean("return_tokens_as_token_ids"),
         truncate_prompt_tokens=_parse_truncation(fields, limits),
-        rank=fields.integer("routed_dp_rank", low=0, high=_INT32),
-        priority=fields.integer("priority", 0, low=-_INT32, high=_INT32),
-        cache_salt=fields.string("cache_salt", max_length=MAX_SALT_CHARS) or "",
-        affinity=fields.string("session_id", max_length=256) or fields.string("prompt_cache_key", max_length=256),
-        request_id=fields.string("request_id", max_length=MAX_REQUEST_ID_CHARS),
+        rank=fields.integer("routed_dp_rank"),
+        priority=fields.integer("priority", 0),
+        cache_salt=fields.string("cache_salt") or "",
+        affinity=fields.string("session_id") or fields.string("prompt_cache_key"),
+        request_id=fields.string("request_id"),
         constraint=parse_constraint(fields),
     )
 
@@ -124,20 +184,20 @@ def parse_stream_options(fields: Fields) -> StreamOptions:
 
 
 def _parse_sampling(fields: Fields, limits: ModelLimits) -> Sampling:
-    top_k = fields.integer("top_k", low=-1, high=_INT64)
+    top_k = fields.integer("top_k")
     allowed = fields.token_ids("allowed_token_ids", vocab_size=limits.vocab_size, max_items=limits.vocab_size)
     if fields.raw("allowed_token_ids") is not None and not allowed:
         fields.refuse("allowed_token_ids", "at least one token id")
     return Sampling(
-        temperature=fields.number("temperature", low=0.0, high=2.0),
-        top_p=fields.number("top_p", low=0.0, high=1.0),
+        temperature=fields.number("temperature"),
+        top_p=fields.number("top_p"),
         # More than the vocabulary keeps everything, and so do 0 and -1.
         top_k=None if top_k is None else max(0, top_k) if top_k < limits.vocab_size else 0,
-        min_p=fields.number("min_p", low=0.0, high=1.0),
-        presence_penalty=fields.number("presence_penalty", low=-2.0, high=2.0),
-        frequency_penalty=fields.number("frequency_penalty", low=-2.0, high=2.0),
-        repetition_penalty=fields.number("repetition_penalty", low=0.01, high=100.0),
-        seed=fields.integer("seed", low=-_INT64 - 1, high=_INT64),
+        min_p=fields.number("min_p"),
+        presence_penalty=fields.number("presence_penalty"),
+        frequency_penalty=fields.number("frequency_penalty"),
+        repetition_penalty=fields.number("repetition_penalty"),
+        seed=fields.integer("seed"),
         logit_bias=_parse_logit_bias(fields, limits),
         allowed_token_ids=allowed,
     )
@@ -157,7 +217,7 @@ def _parse_logit_bias(fields: Fields, limits: ModelLimits) -> Mapping[int, float
 
 
 def _parse_truncation(fields: Fields, limits: ModelLimits) -> int | None:
-    tokens = fields.integer("truncate_prompt_tokens", low=-1, high=limits.max_model_len)
+    tokens = fields.integer("truncate_prompt_tokens", high=limits.max_model_len)
     if tokens == 0:
         fields.refuse("truncate_prompt_tokens", "at least 1, or -1 for as much as fits")
     return limits.max_model_len - 1 if tokens == -1 else tokens

@@ -6,11 +6,10 @@ import secrets
 from dataclasses import dataclass
 
 from gateway.generation_request import Constraint, FinishReason
+from gateway.openai.bodies import ChatDelta, ChatMessage, Finish, ToolCall, ToolCallDelta
 from gateway.openai.envelope import finish_reason_text
 from gateway.tool_calls import CallArguments, CallStart, Content, ToolCallParser, ToolEvent
 from gateway.tool_use import PLAIN, ToolFormat, ToolUse, forced_calls, format_of
-
-Delta = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +20,14 @@ class ToolAnswer:
     form: ToolFormat
 
     @classmethod
-    def of(cls, use: ToolUse | None, template: str) -> ToolAnswer | None:
+    def of(cls, use: ToolUse | None, template: str, parser: str = "auto") -> ToolAnswer | None:
         """None where answers are text: there are no tools, or a template that ignores them and no call is forced."""
-        form = format_of(template)
+        form = format_of(template, parser)
         if use is None or (form is None and not use.forced):
             return None
-        return cls(use, form or PLAIN)
+        if form is None or (use.forced and form.opens_all):
+            return cls(use, PLAIN)
+        return cls(use, form)
 
     def forced_calls(self) -> Constraint:
         """What answers must be that are calls and nothing else."""
@@ -35,10 +36,10 @@ class ToolAnswer:
     def parser(self) -> ToolCallParser:
         return ToolCallParser(self.form, self.use.names, parallel=self.use.parallel)
 
-    def message(self, text: str, finish_reason: FinishReason) -> tuple[Delta, str]:
+    def message(self, text: str, finish_reason: FinishReason) -> tuple[ChatMessage, Finish]:
         """The message of a whole answer, and why it ended."""
         parser = self.parser()
-        content, calls = "", list[Delta]()
+        content, calls = "", list[ToolCall]()
         for event in [*parser.push(text), *parser.finish()]:
             match event:
                 case Content(part):
@@ -46,10 +47,8 @@ class ToolAnswer:
                 case CallStart(_, name):
                     calls.append(_call(name))
                 case CallArguments(index, part):
-                    function = calls[index]["function"]
-                    assert isinstance(function, dict)
-                    function["arguments"] += part
-        message: Delta = {"role": "assistant", "content": content or None, "refusal": None}
+                    calls[index]["function"]["arguments"] += part
+        message: ChatMessage = {"role": "assistant", "content": content or None, "refusal": None}
         if calls:
             message["tool_calls"] = calls
         else:
@@ -57,21 +56,31 @@ class ToolAnswer:
         return message, finish_text(finish_reason, len(calls))
 
 
-def finish_text(reason: FinishReason, num_calls: int) -> str:
+def finish_text(reason: FinishReason, num_calls: int) -> Finish:
     """An answer that was cut within a call ends with "length"."""
     return "tool_calls" if num_calls and reason is FinishReason.STOP else finish_reason_text(reason)
 
 
-def delta_of(event: ToolEvent) -> Delta:
+def delta_of(event: ToolEvent) -> ChatDelta:
     """A chunk's delta: id, type and name once per call, its arguments after that, told apart by index."""
     match event:
         case Content(text):
             return {"content": text}
         case CallStart(index, name):
-            return {"tool_calls": [{"index": index, **_call(name)}]}
+            call: ToolCallDelta = {
+                "index": index,
+                "id": _call_id(),
+                "type": "function",
+                "function": {"name": name, "arguments": ""},
+            }
+            return {"tool_calls": [call]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
-def _call(name: str) -> Delta:
-    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": {"name": name, "arguments": ""}}
+def _call(name: str) -> ToolCall:
+    return {"id": _call_id(), "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

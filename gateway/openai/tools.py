@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated, Literal, Required, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, shown
+from gateway.schema.limits import Chars, Items
 from gateway.tool_use import Tool, ToolUse
 
 _MAX_TOOLS = 128
 _MAX_NAME_CHARS = 128
+
+
+class FunctionBody(TypedDict, total=False):
+    """A function that may be called."""
+
+    name: Required[Annotated[str, Chars(_MAX_NAME_CHARS, fewest=1)]]
+    description: str
+    parameters: Annotated[dict[str, object], "The JSON Schema of its arguments, an object."]
+    strict: Annotated[bool, "Enforce all of the schema, or refuse it."]
+
+
+class ToolBody(TypedDict, total=False):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: Required[FunctionBody]
+
+
+class NamedFunctionBody(TypedDict):
+    """Which function."""
+
+    name: Annotated[str, Chars(_MAX_NAME_CHARS, fewest=1)]
+
+
+class NamedToolBody(TypedDict, total=False):
+    """Calls this function and no other."""
+
+    type: Literal["function"]
+    function: Required[NamedFunctionBody]
+
+
+class ToolsBody(TypedDict, total=False):
+    """What the answer may call."""
+
+    tools: Annotated[list[ToolBody], Items(_MAX_TOOLS)]
+    tool_choice: Literal["none", "auto", "required"] | NamedToolBody
+    parallel_tool_calls: Annotated[bool, "More than one call per answer; true unless sent."]
 
 
 def parse_tools(fields: Fields) -> ToolUse | None:

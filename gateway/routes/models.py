@@ -7,6 +7,7 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.openai.bodies import ModelList
 from gateway.openai.models import model_card
 from gateway.routes.serving import Serving, json_response
 
@@ -25,8 +26,10 @@ class Models:
             for model in self._serving.cluster.models()
             for name in model.served_model_names
         ]
-        pages = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
-        return json_response({"object": "list", "data": cards, **pages})
+        body: ModelList = {"object": "list", "data": cards}
+        if cards:  # Anthropic's clients read pages
+            body |= {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        return json_response(body)
 
     async def show(self, request: Request) -> Response:
         model = self._serving.model(request.path_params["model_id"])

@@ -26,6 +26,7 @@ from gateway.openai.fields import shown
 from gateway.openai.options import GenerationOptions, ModelLimits
 from gateway.ports import Cluster, Metrics, TextGenerator
 from gateway.prompts import off_loop
+from gateway.reasoning import ReasoningFormat
 from gateway.request_limits import RANK_KEY, valid_traceparent
 from gateway.settings import AppSettings
 from gateway.tokenizer import Tokenizer
@@ -146,6 +147,8 @@ def generation_request(
     prompt_logprobs: int | None,
     rank: int | None,
     timeout_s: float | None,
+    reasoning: ReasoningFormat | None = None,
+    kept_token_ids: frozenset[int] = frozenset(),
 ) -> GenerationRequest:
     """What goes to the cluster; `options` have their bad words spelled. The bound on tokens is lowered to what the
     context has left."""
@@ -171,6 +174,8 @@ def generation_request(
         constraint=options.constraint,
         timeout_s=timeout_s,
         traceparent=valid_traceparent(request.headers.get("traceparent", "")),
+        reasoning=reasoning,
+        kept_token_ids=kept_token_ids,
     )
 
 

@@ -145,7 +145,7 @@ async def free_blocks(cluster: Cluster) -> list[int]:
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_client_that_leaves_frees_its_blocks(two: Cluster, stream: bool) -> None:
-    """Over HTTP. The answer would take a thousand steps; the blocks are back long before."""
+    """Over HTTP. The answer would take a thousand steps; the blocks are back long before. Breakage 58."""
     before = await free_blocks(two)
     long = {**body(CASES[0]), "max_tokens": 900, "stream": stream}
     async with httpx.AsyncClient(base_url=two.url, timeout=60) as client:

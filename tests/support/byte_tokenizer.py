@@ -12,14 +12,14 @@ END_OF_TEXT = 256
 TURN_START = 257
 TURN_END = 258
 
-_TEMPLATE = (
+TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|done|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 
 
-@lru_cache(maxsize=1)
-def tokenizer_archive() -> bytes:
+@lru_cache(maxsize=16)
+def tokenizer_archive(template: str = TEMPLATE) -> bytes:
     """The zip that GetTokenizer would stream for this tokenizer."""
     specials = {"<|end|>": END_OF_TEXT, "<|turn|>": TURN_START, "<|done|>": TURN_END}
     tokenizer: dict[str, object] = {
@@ -55,7 +55,7 @@ def tokenizer_archive() -> bytes:
             "merges": [],
         },
     }
-    config = {"eos_token": "<|end|>", "chat_template": _TEMPLATE}
+    config = {"eos_token": "<|end|>", "chat_template": template}
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
         files.writestr("tokenizer.json", json.dumps(tokenizer))

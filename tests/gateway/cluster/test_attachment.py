@@ -50,6 +50,7 @@ def test_everything_of_one_step_arrives_together() -> None:
 
 
 def test_handles_are_reused_and_never_shared() -> None:
+    """Breakage 60."""
     attachment = Attachment(0)
     chance = random.Random(5)
     live: dict[int, Ticket] = {}

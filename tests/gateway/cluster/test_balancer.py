@@ -41,6 +41,7 @@ def prompt(*words: int, length: int = 32 * BLOCK_TOKENS) -> Placement:
 
 
 def test_ties_rotate() -> None:
+    """Breakage 84."""
     balancer = Balancer()
     assert [choose(balancer, idle(3)) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
@@ -80,6 +81,7 @@ def test_the_formula() -> None:
 
 
 def test_own_requests_count_before_the_engine_reports_them() -> None:
+    """Breakage 84."""
     balancer = Balancer()
     burst = [acquire(balancer, [loaded(0), loaded(1)]) for _ in range(10)]
     assert Counter(lease.rank for lease in burst) == {0: 5, 1: 5}
@@ -238,6 +240,7 @@ def test_better_than_round_robin_with_skewed_lengths_and_stale_snapshots() -> No
 
 
 def test_choices_since_the_numbers_came_count_until_newer_ones_come() -> None:
+    """Breakage 84."""
     balancer = Balancer()
     balancer.configure(num_gateways=2, gateway_index=0, num_ranks=2)
     old = [loaded(0, 0, 10), loaded(1, 0, 13)]

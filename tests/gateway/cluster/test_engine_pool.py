@@ -89,6 +89,7 @@ async def test_abort_reaches_the_engine_and_frees_the_handle() -> None:
 
 
 async def test_closing_aborts_what_runs() -> None:
+    """Breakage 61."""
     engine = FakeEngine(script=EngineScript(steps_left=0))
     async with pool_of(engine) as pool:
         _, ticket = submit(pool.link(0), "left")

@@ -70,6 +70,7 @@ async def test_choices_have_their_own_seeds_on_one_rank() -> None:
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 64])
 async def test_stop_string_across_tokens_ends_at_the_same_place(tokens_per_step: int) -> None:
+    """Breakage 30."""
     script = EngineScript(token=says("one two STOP three four five six"), tokens_per_step=tokens_per_step)
     async with fake_cluster(script) as cluster:
         answer = await cluster.answer(ask(stop_strings=("two STO", "nothing")))
@@ -413,6 +414,7 @@ async def test_a_vanished_reader_aborts_in_the_engine() -> None:
 
 
 async def test_a_cancelled_reader_aborts_in_the_engine() -> None:
+    """Breakages 59, 62."""
     async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster:
         task = await start(cluster)
         task.cancel()

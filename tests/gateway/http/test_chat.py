@@ -61,6 +61,7 @@ async def test_an_answer(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_stream_has_the_order_that_strict_clients_expect(client: httpx.AsyncClient) -> None:
+    """Breakages 2, 3, 4, 6, 7, 8."""
     first, *contents, finish = await stream(client)
     assert first["choices"] == [
         {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -80,6 +81,7 @@ async def test_a_stream_has_the_order_that_strict_clients_expect(client: httpx.A
 
 
 async def test_stream_headers(client: httpx.AsyncClient) -> None:
+    """Breakages 63, 64."""
     response = await client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["cache-control"] == "no-cache"
@@ -88,6 +90,7 @@ async def test_stream_headers(client: httpx.AsyncClient) -> None:
 
 
 async def test_choices_are_told_apart_by_index(client: httpx.AsyncClient) -> None:
+    """Breakages 21, 28, 29."""
     body = await chat(client, n=3)
     texts = [choice["message"]["content"] for choice in body["choices"]]
     assert texts == [answer_text(PROMPT_IDS, index) for index in range(3)]
@@ -107,6 +110,7 @@ async def test_choices_are_told_apart_by_index(client: httpx.AsyncClient) -> Non
 
 
 async def test_usage_is_streamed_only_on_request(client: httpx.AsyncClient) -> None:
+    """Breakages 16, 17, 18."""
     plain = await chat(client)
     for asked in (None, {"include_usage": False}, {"continuous_usage_stats": True}):
         chunks = await stream(client, **({} if asked is None else {"stream_options": asked}))
@@ -119,6 +123,7 @@ async def test_usage_is_streamed_only_on_request(client: httpx.AsyncClient) -> N
 
 
 async def test_continuous_usage_is_cumulative(client: httpx.AsyncClient) -> None:
+    """Breakage 19."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = await stream(client, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
@@ -128,6 +133,7 @@ async def test_continuous_usage_is_cumulative(client: httpx.AsyncClient) -> None
 
 
 async def test_logprobs_have_the_chat_shape(client: httpx.AsyncClient) -> None:
+    """Breakage 39."""
     body = await chat(client, logprobs=True, top_logprobs=2)
     entries = body["choices"][0]["logprobs"]["content"]
     assert body["choices"][0]["logprobs"]["refusal"] is None
@@ -152,6 +158,7 @@ async def test_logprobs_have_the_chat_shape(client: httpx.AsyncClient) -> None:
 
 
 async def test_logprobs_without_alternatives(client: httpx.AsyncClient) -> None:
+    """Breakage 40."""
     entries = (await chat(client, logprobs=True))["choices"][0]["logprobs"]["content"]
     assert all(entry["top_logprobs"] == [] for entry in entries)
 
@@ -248,14 +255,17 @@ async def test_top_k_beyond_the_vocabulary_is_off(
 
 
 async def test_max_tokens_is_lowered_to_the_context(client: httpx.AsyncClient, api: RestApi) -> None:
+    """Breakage 47."""
     assert (await reached(client, api, max_tokens=10**12)).max_tokens == 512 - len(PROMPT_IDS)
 
 
 async def test_fields_nobody_knows_are_ignored(client: httpx.AsyncClient) -> None:
+    """Breakage 54."""
     await chat(client, user="u", metadata={"a": 1}, store=True, no_such_field=[1], service_tier="auto", verbosity="low")
 
 
 async def test_content_in_all_its_forms(client: httpx.AsyncClient, api: RestApi) -> None:
+    """Breakages 79, 80."""
     messages = [
         {"role": "developer", "content": "be brief"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},

@@ -48,6 +48,7 @@ async def test_a_completion(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_default_is_16_tokens(client: httpx.AsyncClient, api: RestApi) -> None:
+    """Breakage 48."""
     await client.post("/v1/completions", json={"prompt": "hi"})
     assert api.generator.requests[0].max_tokens == 16
 
@@ -61,6 +62,7 @@ async def test_bad_words_are_spelled_once_for_all_prompts(client: httpx.AsyncCli
 
 
 async def test_a_stream_ends_with_a_chunk_without_text(client: httpx.AsyncClient) -> None:
+    """Breakage 2."""
     *chunks, finish = await stream(client, prompt="hi")
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer_text(ids_of("hi"), 0)
     assert all(chunk["choices"][0]["text"] for chunk in chunks)
@@ -81,7 +83,7 @@ async def test_a_stream_ends_with_a_chunk_without_text(client: httpx.AsyncClient
     ids=["text", "texts", "ids", "lists of ids", "mixed"],
 )
 async def test_prompts_in_all_forms(client: httpx.AsyncClient, prompt: object, token_ids: list[list[int]]) -> None:
-    """Choice j of prompt i has index i × n + j, streamed or not."""
+    """Choice j of prompt i has index i × n + j, streamed or not. Breakage 21."""
     texts = [answer_text(ids, choice) for ids in token_ids for choice in range(2)]
     body = await complete(client, prompt=prompt, n=2)
     assert [choice["index"] for choice in body["choices"]] == list(range(len(texts)))
@@ -130,7 +132,7 @@ async def test_echo_of_ids(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_prompt_is_scored(client: httpx.AsyncClient, api: RestApi) -> None:
-    """What evaluation tools do: echo, no new tokens, logprobs of the prompt."""
+    """What evaluation tools do: echo, no new tokens, logprobs of the prompt. Breakage 42."""
     body = await complete(client, prompt="h🙂!", echo=True, max_tokens=0, logprobs=1)
     (choice,) = body["choices"]
     assert api.generator.requests[0].max_tokens == 0
@@ -152,6 +154,7 @@ async def test_a_prompt_that_fills_the_context_can_be_scored(client: httpx.Async
 
 
 async def test_the_legacy_logprobs(client: httpx.AsyncClient) -> None:
+    """Breakages 43, 44."""
     body = await complete(client, prompt="hi", echo=True, logprobs=2)
     (choice,) = body["choices"]
     logprobs = choice["logprobs"]

@@ -67,6 +67,7 @@ def body_of(path: str, *, stream: bool) -> dict[str, object]:
 async def test_a_client_that_leaves_while_queued_cancels(
     api: RestApi, turnstile: Turnstile, path: str, stream: bool
 ) -> None:
+    """Breakages 56, 57."""
     async with api.server() as url, httpx.AsyncClient(base_url=url) as client:
         asking = asyncio.create_task(client.post(path, json=body_of(path, stream=stream)))
         await api.generator.started.wait()
@@ -78,6 +79,7 @@ async def test_a_client_that_leaves_while_queued_cancels(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_a_client_that_leaves_a_stream_cancels(api: RestApi, turnstile: Turnstile, path: str) -> None:
+    """Breakage 58."""
     async with api.server() as url, httpx.AsyncClient(base_url=url) as client:
         turnstile.permits.put_nowait(PromptReport(2, 0))
         async with client.stream("POST", path, json=body_of(path, stream=True)) as response:
@@ -134,7 +136,7 @@ async def test_each_event_is_on_the_wire_at_once(api: RestApi, turnstile: Turnst
 
 
 async def test_silence_is_filled_with_comments(api: RestApi, turnstile: Turnstile) -> None:
-    """Also before the first token: the answer has then begun, and a later failure is an event."""
+    """Also before the first token: the answer has then begun, and a later failure is an event. Breakage 65."""
     api.settings = replace(api.settings, ping_interval_s=0.02)
     async with (
         api.server() as url,
@@ -152,6 +154,7 @@ async def test_silence_is_filled_with_comments(api: RestApi, turnstile: Turnstil
 
 
 async def test_silence_between_tokens_is_filled_too(api: RestApi, turnstile: Turnstile) -> None:
+    """Breakage 66."""
     api.settings = replace(api.settings, ping_interval_s=0.02)
     async with api.server() as url, httpx.AsyncClient(base_url=url) as client:
         turnstile.permits.put_nowait(PromptReport(2, 0))
@@ -177,6 +180,7 @@ async def test_no_comments_when_switched_off(api: RestApi, turnstile: Turnstile)
 
 
 async def test_a_connection_is_used_again_after_a_stream(api: RestApi) -> None:
+    """Breakages 14, 15."""
     async with api.server() as url, httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=1)) as client:
         for _ in range(3):
             assert (await client.post(CHAT, json=body_of(CHAT, stream=True))).status_code == 200
@@ -195,7 +199,9 @@ async def test_a_connection_is_used_again_after_a_stream(api: RestApi) -> None:
 async def test_a_large_prompt_does_not_block_the_event_loop(
     api: RestApi, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]
 ) -> None:
-    """The tokenizer goes on only after a probe was answered, which it would prevent on the event loop's thread."""
+    """The tokenizer goes on only after a probe was answered, which it would prevent on the event loop's thread.
+    Breakage 69.
+    """
     probed, tokenizing = threading.Event(), threading.Event()
     original = tokenizer_module._encode
 
@@ -215,7 +221,7 @@ async def test_a_large_prompt_does_not_block_the_event_loop(
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_answers_that_outlive_the_shutdown_are_visibly_cut(api: RestApi, turnstile: Turnstile, path: str) -> None:
-    """One that had begun gets an error event, one that had not a 503; a new one is refused at once."""
+    """One that had begun gets an error event, one that had not a 503; a new one is refused at once. Breakage 68."""
     async with api.server() as url, httpx.AsyncClient(base_url=url) as client:
         turnstile.permits.put_nowait(PromptReport(2, 0))
         turnstile.permits.put_nowait(ChoiceDelta(0, "half", (5,)))

@@ -188,6 +188,7 @@ _CASES = [
 async def test_a_wrong_field_is_named(
     client: httpx.AsyncClient, api: RestApi, path: str, fields: dict[str, Any], param: str
 ) -> None:
+    """Breakages 34, 49, 50, 51, 52."""
     body = {"messages": MESSAGES} if path == CHAT else {"prompt": "hi"}
     error = error_of(await client.post(path, json={**body, **fields}), 400)
     assert error["param"] == param
@@ -261,7 +262,7 @@ async def test_other_content_types_are_not_looked_at(client: httpx.AsyncClient) 
 @pytest.mark.parametrize(("path", "param"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
 @pytest.mark.parametrize("num_characters", [MAX_MODEL_LEN, 40 * MAX_MODEL_LEN])
 async def test_a_prompt_that_is_too_long(client: httpx.AsyncClient, path: str, param: str, num_characters: int) -> None:
-    """The phrase and the code are what agents look for in order to compact."""
+    """The phrase and the code are what agents look for in order to compact. Breakage 46."""
     text = "x" * num_characters
     body = {"messages": [{"role": "user", "content": text}]} if path == CHAT else {"prompt": text}
     error = error_of(await client.post(path, json=body), 400)
@@ -339,6 +340,7 @@ async def test_failures_before_the_first_event_have_a_real_status(
     code: str,
     headers: dict[str, str],
 ) -> None:
+    """Breakages 13, 27."""
     api.generator.script = fails_with(failure)
     async with api.client() as client:
         response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi", "stream": stream})
@@ -352,6 +354,7 @@ async def test_failures_before_the_first_event_have_a_real_status(
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("failure", [EngineFailed("broken"), RuntimeError("bug")])
 async def test_a_failure_within_a_stream_is_an_event(api: RestApi, path: str, failure: Exception) -> None:
+    """Breakages 12, 23, 24, 25, 26."""
     api.generator.script = fails_with(failure, after=2)
     async with api.client() as client:
         response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi", "stream": True})
@@ -366,6 +369,8 @@ async def test_a_failure_within_a_stream_is_an_event(api: RestApi, path: str, fa
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_abort_by_the_server_is_an_error_and_not_a_finish(api: RestApi, path: str, stream: bool) -> None:
+    """Breakage 9."""
+
     async def script(request: GenerationRequest, tokenizer: Tokenizer) -> AsyncGenerator[GenerationEvent, None]:
         yield PromptReport(1, 0)
         yield ChoiceDelta(0, "par", (5,), (), FinishReason.ABORT)

@@ -99,7 +99,9 @@ async def test_completions_echoed(sdk: openai.AsyncOpenAI) -> None:
 
 
 async def test_completions_streamed(sdk: openai.AsyncOpenAI) -> None:
-    """The SDK's type has no null finish reason, although OpenAI's own chunks have; everything else must validate."""
+    """The SDK's type has no null finish reason, although OpenAI's own chunks have; everything else must validate.
+    Breakage 41.
+    """
     lenient = openai.AsyncOpenAI(base_url=sdk.base_url, api_key="secret", max_retries=0)
     async with lenient:
         stream = await lenient.completions.create(

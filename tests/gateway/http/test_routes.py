@@ -32,6 +32,7 @@ async def test_models(client: httpx.AsyncClient, prefix: str) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models/org/tiny-chat", "/v1/models/org%2Ftiny-chat", "//v1//models//tiny/"])
 async def test_one_model(client: httpx.AsyncClient, path: str) -> None:
+    """Breakage 70."""
     response = await client.get(path)
     assert response.status_code == 200
     assert response.json()["id"] in ("tiny", "org/tiny-chat")
@@ -45,6 +46,7 @@ async def test_an_unknown_model_has_no_card(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions", "/v1//chat/completions/"])
 async def test_paths_are_forgiving(client: httpx.AsyncClient, path: str) -> None:
+    """Breakage 70."""
     response = await client.post(f"http://muster{path}", json={"messages": MESSAGES})
     assert response.status_code == 200
 
@@ -159,6 +161,7 @@ async def test_requests_are_counted_by_route(client: httpx.AsyncClient, api: Res
     ids=str,
 )
 async def test_a_wrong_key_is_refused_everywhere(api: RestApi, headers: dict[str, str]) -> None:
+    """Breakage 71."""
     api.settings = replace(api.settings, api_keys=("one", "two"))
     raw = [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
     async with api.client() as client:
@@ -179,12 +182,14 @@ async def test_a_wrong_key_is_refused_everywhere(api: RestApi, headers: dict[str
     ids=str,
 )
 async def test_a_right_key_opens(api: RestApi, headers: dict[str, str]) -> None:
+    """Breakage 72."""
     api.settings = replace(api.settings, api_keys=("one", "two"))
     async with api.client() as client:
         assert (await client.post(CHAT, json={"messages": MESSAGES}, headers=headers)).status_code == 200
 
 
 async def test_what_is_open_without_a_key(api: RestApi) -> None:
+    """Breakage 72."""
     api.settings = replace(api.settings, api_keys=("one",), open_metrics=True)
     async with api.client() as client:
         for path in ("/health", "/livez", "/readyz", "/metrics"):
@@ -233,6 +238,7 @@ async def test_browsers_only_by_setting(api: RestApi) -> None:
 
 
 async def test_health_answers_while_generations_run(api: RestApi) -> None:
+    """Breakage 69."""
     release = asyncio.Event()
 
     async def script(request: GenerationRequest, tokenizer: Tokenizer) -> AsyncGenerator[GenerationEvent, None]:

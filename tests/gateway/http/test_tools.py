@@ -47,6 +47,7 @@ async def stream(api: RestApi, **fields: Any) -> list[Json]:
 
 
 async def test_calls_of_a_whole_answer() -> None:
+    """Breakage 77."""
     choice = await ask(api_saying(TWO_CALLS))
     assert choice["finish_reason"] == "tool_calls"
     message = choice["message"]
@@ -66,7 +67,9 @@ async def test_an_answer_of_calls_alone_has_null_content() -> None:
 
 
 async def test_streamed_calls() -> None:
-    """Id, type and name once per call, arguments after it; an integer index from 0; one entry per chunk."""
+    """Id, type and name once per call, arguments after it; an integer index from 0; one entry per chunk.
+    Breakages 73, 74, 75.
+    """
     chunks = [chunk["choices"][0] for chunk in await stream(api_saying(TWO_CALLS))]
     assert chunks[0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Let me look."
@@ -106,6 +109,7 @@ async def test_choices_are_told_apart() -> None:
 
 
 async def test_an_answer_cut_within_a_call_ends_with_length() -> None:
+    """Breakage 76."""
     cut = TWO_CALLS[: TWO_CALLS.index("rich")]
     choice = await ask(api_saying(cut, FinishReason.LENGTH))
     assert choice["finish_reason"] == "length"
@@ -165,6 +169,7 @@ async def test_auto_is_not_constrained() -> None:
 
 @pytest.mark.parametrize("content", [None, "", "Let me look."])
 async def test_a_conversation_with_calls_can_go_on(content: str | None) -> None:
+    """Breakage 78."""
     calls = [{"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}]
     messages = [
         *MESSAGES,

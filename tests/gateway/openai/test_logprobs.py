@@ -34,7 +34,7 @@ def test_not_a_number_is_a_number(writer: LogprobWriter) -> None:
 
 
 def test_alternatives_with_equal_text(writer: LogprobWriter) -> None:
-    """The legacy dict keeps the likelier one's value, the chat list keeps both."""
+    """The legacy dict keeps the likelier one's value, the chat list keeps both. Breakages 37, 40."""
     entry = TokenLogprob(OTHER_HALF, -2.0, 2, ((FIRST_HALF, -1.0), (OTHER_HALF, -2.0)))
     assert writer.legacy([entry], 2, [0])["top_logprobs"] == [{"\ufffd": -1.0}]
     content = writer.chat([entry], 2)["content"]
@@ -43,7 +43,7 @@ def test_alternatives_with_equal_text(writer: LogprobWriter) -> None:
 
 
 def test_bytes_are_the_real_ones(writer: LogprobWriter) -> None:
-    """Not those of the byte-level alphabet, in which a space is U+0120."""
+    """Not those of the byte-level alphabet, in which a space is U+0120. Breakage 38."""
     content = writer.chat([TokenLogprob(3 + ord(" "), -1.0, 1)], 0)["content"]
     assert isinstance(content, list)
     assert (content[0]["token"], content[0]["bytes"]) == (" ", [32])
@@ -52,7 +52,7 @@ def test_bytes_are_the_real_ones(writer: LogprobWriter) -> None:
 def test_the_chosen_token_is_among_the_alternatives(writer: LogprobWriter) -> None:
     entry = TokenLogprob(LETTER, -5.0, 30, ((3 + ord("b"), -1.0),))
     assert writer.legacy([entry], 1, [0])["top_logprobs"] == [{"b": -1.0, "a": -5.0}]
-    assert set(writer.prompt([entry])[0] or {}) == {str(LETTER), str(3 + ord("b"))}  # type: ignore[call-overload]
+    assert set(writer.prompt([entry])[0] or {}) == {str(LETTER), str(3 + ord("b"))}
 
 
 def test_offsets_count_characters_and_skip_special_tokens() -> None:

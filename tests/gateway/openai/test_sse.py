@@ -15,6 +15,7 @@ from gateway import sse
     )
 )
 def test_an_event_is_one_line_to_everybody(text: str) -> None:
+    """Breakage 11."""
     frame = sse.event({"text": text})
     assert frame.startswith(b"data: {")
     assert frame.endswith(b"}\n\n")

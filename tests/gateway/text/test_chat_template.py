@@ -122,6 +122,7 @@ def test_continuing_what_the_template_drops_is_an_error() -> None:
 
 
 def test_the_templates_own_words_reach_the_client() -> None:
+    """Breakage 53."""
     tokenizer = tokenizer_with("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequest, match="roles must alternate"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])

@@ -57,6 +57,7 @@ def test_the_default_models_ids_in_random_pieces() -> None:
 
 
 def test_half_a_character_is_withheld() -> None:
+    """Breakage 36."""
     tokenizer = tiny_tokenizer()
     detokenizer = IncrementalDetokenizer(tokenizer, skip_special=True)
     first, *rest = tokenizer.encode("🙂")

@@ -48,12 +48,14 @@ _STRINGS = st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size
 @settings(max_examples=1000, deadline=None)
 @given(text=_TEXTS, strings=_STRINGS, include=st.booleans(), source=st.randoms(use_true_random=False))
 def test_any_cut_gives_the_same(text: str, strings: list[str], include: bool, source: random.Random) -> None:
+    """Breakages 30, 33."""
     assert run(pieces_of(text, source), strings, include=include) == expected(text, strings, include=include)
 
 
 @settings(max_examples=500, deadline=None)
 @given(text=_TEXTS, strings=_STRINGS)
 def test_no_more_is_held_back_than_could_become_a_stop_string(text: str, strings: list[str]) -> None:
+    """Breakage 31."""
     watcher = StopStrings(strings, include=False)
     released = ""
     for position, character in enumerate(text, start=1):
@@ -86,6 +88,7 @@ def test_nothing_is_held_back_when_the_match_is_kept(text: str, strings: list[st
 
 
 def test_text_behind_a_match_is_dropped() -> None:
+    """Breakage 32."""
     watcher = StopStrings(["END"], include=False)
     assert watcher.push("so ENDless").text == "so "
     assert watcher.push("more").text == ""

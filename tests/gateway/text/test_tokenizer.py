@@ -83,7 +83,7 @@ def test_no_difference_from_the_reference_on_the_repositorys_files(reference: Ca
 
 @pytest.mark.model
 def test_a_plain_gpt2_cut_would_differ() -> None:
-    """The two examples that a fallback to GPT-2's pre-tokenizer gets wrong."""
+    """The two examples that a fallback to GPT-2's pre-tokenizer gets wrong. Breakage 85."""
     tokenizer = default_tokenizer()
     assert tokenizer.encode("  12") == [256, 33, 34]
     assert tokenizer.encode("\n\n  42\n") == [39892, 36, 34, 198]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.tool_calls import CallArguments, CallStart, Content, ToolCallParser, ToolEvent
-from gateway.tool_use import HERMES, LLAMA3, PLAIN, ToolFormat, format_of
+from gateway.tool_use import HERMES, LLAMA3, MISTRAL, PLAIN, ToolFormat, format_of
 
 NAMES = frozenset({"f", "g"})
 Read = tuple[str, list[tuple[str, str]]]
@@ -76,11 +76,32 @@ def parse(form: ToolFormat, text: str, size: int, *, parallel: bool = True) -> R
         (LLAMA3, '{"answer": 5} is JSON', ('{"answer": 5} is JSON', [])),
         (LLAMA3, 'Say {"name": "f", "parameters": {}}', ('Say {"name": "f", "parameters": {}}', [])),
         (PLAIN, '[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]', ("", [("f", "{}"), ("g", "{}")])),
+        (
+            MISTRAL,
+            'Let me see. [TOOL_CALLS] [{"name": "f", "arguments": {"a": [1]}}, {"name": "g", "arguments": {}}]',
+            ("Let me see.", [("f", '{"a": [1]}'), ("g", "{}")]),
+        ),
+        (
+            MISTRAL,
+            '[TOOL_CALLS][{"arguments": {"x": 1}, "id": "VvvODy9mT", "name": "f"}]\n',
+            ("", [("f", '{"x": 1}')]),
+        ),
+        (
+            MISTRAL,
+            '[TOOL_CALLS]f[ARGS]{"a": "]{"}[TOOL_CALLS]g[CALL_ID]VvvODy9mT[ARGS]{}',
+            ("", [("f", '{"a": "]{"}'), ("g", "{}")]),
+        ),
+        (MISTRAL, '[TOOL_CALLS]f {"a": 1}', ("", [("f", '{"a": 1}')])),
+        (MISTRAL, '[TOOL_CALLS]f[ARGS]{"a": 1', ("", [("f", '{"a": 1')])),
+        (MISTRAL, '[TOOL_CALLS]other[ARGS]{"a": 1}', ('[TOOL_CALLS]other[ARGS]{"a": 1}', [])),
+        (MISTRAL, "[TOOL_CALLS]nothing", ("[TOOL_CALLS]nothing", [])),
+        (MISTRAL, "An [TOOL] and a list [1, 2]", ("An [TOOL] and a list [1, 2]", [])),
         (PLAIN, "[1, 2]", ("[1, 2]", [])),
         (PLAIN, "  text", ("  text", [])),
     ],
 )
 def test_calls_and_text(form: ToolFormat, text: str, expected: Read, size: int) -> None:
+    """Breakage 35."""
     assert parse(form, text, size) == expected
 
 
@@ -119,8 +140,14 @@ def test_a_long_object_that_is_no_call_is_read_once() -> None:
         ("{{ messages }}", None),
         ("{% if tools %}<tool_call>\n{...}</tool_call>{% endif %}", HERMES),
         ('{% if tools %}{"name": function name, "parameters": dictionary}{% endif %}', LLAMA3),
-        ('{% if tools %}[TOOL_CALLS][{"name", "arguments"}]{% endif %}', PLAIN),
+        ('{% if tools %}[TOOL_CALLS][{"name", "arguments"}]{% endif %}', MISTRAL),
+        ("{% if tools %}{{ tools }}{% endif %}", PLAIN),
     ],
 )
 def test_formats_are_known_by_their_templates(template: str, form: ToolFormat | None) -> None:
     assert format_of(template) == form
+
+
+def test_a_format_can_be_named() -> None:
+    assert format_of("{{ messages }}", "hermes") == HERMES
+    assert format_of("{% if tools %}<tool_call>{% endif %}", "none") is None

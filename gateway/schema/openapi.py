@@ -1,0 +1,126 @@
+"""The OpenAPI 3.1 document, from the operations that are routed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any, NotRequired, TypedDict
+
+from gateway.errors import GatewayError, Unauthenticated, Unavailable
+from gateway.schema.json_schema import JsonSchemas, Schema
+from gateway.schema.operation import Operation
+
+_JSON = "application/json"
+_SSE = "text/event-stream"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_DESCRIPTION = (
+    "OpenAI-format REST over all data-parallel ranks. Every /v1 path is also served without /v1. Fields that are not "
+    "listed are ignored, except for known ones that would change the result: those are 400 and named."
+)
+_REQUEST_ID = {"schema": {"type": "string"}, "description": "The request's id, the caller's own if it sent one."}
+_RETRY_AFTER = {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Seconds until trying again."}
+
+
+class ErrorObject(TypedDict):
+    """What was wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    n_prompt_tokens: NotRequired[int]
+    n_ctx: NotRequired[int]
+
+
+class ErrorBody(TypedDict):
+    """Every error, whatever its status."""
+
+    error: ErrorObject
+
+
+def openapi_document(
+    operations: Sequence[Operation], *, version: str, root_path: str = "", guarded: bool = False, closed: bool = False
+) -> dict[str, Any]:
+    """`guarded`: API keys are asked for. `closed` makes response schemas refuse fields they don't know, for tests."""
+    schemas = JsonSchemas(closed=closed)
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = paths.setdefault(operation.documented_path, {})
+        path[operation.method.lower()] = _operation(operation, schemas, guarded=guarded and not operation.is_open)
+    components: dict[str, Any] = {"schemas": dict(sorted(schemas.components.items()))}
+    if guarded:
+        components["securitySchemes"] = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Muster", "version": version or "0", "description": _DESCRIPTION},
+        "servers": [{"url": root_path or "/"}],
+        "paths": paths,
+        "components": components,
+    }
+
+
+def _operation(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "operationId": operation.endpoint.__qualname__.replace(".", "_"),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": _responses(operation, schemas, guarded=guarded),
+    }
+    if names := _PARAMETER.findall(operation.path):
+        told["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if operation.request is not None:
+        content = {_JSON: {"schema": schemas.request(operation.request)}}
+        told["requestBody"] = {"required": True, "content": content}
+    if guarded:
+        told["security"] = [{"bearer": []}, {"key": []}]
+    return told
+
+
+def _responses(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.content: {"schema": _body(operation, schemas)}}
+    if operation.stream is not None:
+        content[_SSE] = {"schema": _event(schemas.response(operation.stream | ErrorBody))}
+    responses: dict[str, Any] = {"200": _response("Success", content)}
+    by_status: dict[int, list[type[GatewayError]]] = {}
+    for error in (*operation.all_errors, *((Unauthenticated,) if guarded else ())):
+        by_status.setdefault(error.status, []).append(error)
+    for status, errors in sorted(by_status.items()):
+        responses[str(status)] = _error_response(status, errors, schemas)
+    if operation.unavailable is not None:
+        body = {_JSON: {"schema": schemas.response(operation.unavailable)}}
+        responses["503"] = _response("Not ready", body, {"Retry-After": _RETRY_AFTER})
+    return responses
+
+
+def _event(data: Schema) -> Schema:
+    """One server-sent event, as OpenAPI describes streams: what each item is."""
+    json_data = {"type": "string", "contentMediaType": _JSON, "contentSchema": data}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, json_data]}},
+        "required": ["data"],
+    }
+
+
+def _body(operation: Operation, schemas: JsonSchemas) -> Schema:
+    return {"type": "string"} if operation.response is None else schemas.response(operation.response)
+
+
+def _error_response(status: int, errors: Sequence[type[GatewayError]], schemas: JsonSchemas) -> dict[str, Any]:
+    codes = sorted({error.code for error in errors if error.code})
+    description = HTTPStatus(status).phrase + (f": {', '.join(codes)}" if codes else "")
+    headers: dict[str, Any] = {}
+    if status == HTTPStatus.TOO_MANY_REQUESTS or any(issubclass(error, Unavailable) for error in errors):
+        headers["Retry-After"] = _RETRY_AFTER
+    return _response(description, {_JSON: {"schema": schemas.response(ErrorBody)}}, headers)
+
+
+def _response(description: str, content: dict[str, Any], headers: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"description": description, "headers": {"X-Request-Id": _REQUEST_ID, **(headers or {})}, "content": content}

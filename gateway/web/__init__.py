@@ -1,0 +1,1 @@
+"""Static pages, served as they are."""
