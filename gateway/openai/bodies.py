@@ -242,6 +242,11 @@ class ModelCard(TypedDict):
     owned_by: str
     root: str
     parent: None
+    type: Literal["model"]
+    display_name: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    created_at: str
     max_model_len: int
     context_window: int
     meta: ModelMeta
