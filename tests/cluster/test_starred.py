@@ -120,7 +120,7 @@ def test_junk_at_run_time_changes_nothing(running: Cluster) -> None:
     processes = [each for role in ("head", "engine", "gateway") for each in running.children(role)]
     addresses: set[Any] = {address for process in processes for address in listening(process)}
     addresses |= {c.laddr for p in processes for c in p.net_connections("unix") if str(c.laddr).endswith(".sock")}
-    assert len(addresses) == (2 + 1 + 2) + 3  # REST and gRPC, head, engines; and the Unix sockets of the last three
+    assert len(addresses) == (2 + 1 + 2) + 5  # REST and gRPC, head, engines; and a Unix socket of each process
     expected = complete(running, num_tokens=300).json()["choices"][0]["text"]
     with ExitStack() as asking:
         answers = [asking.enter_context(StreamedAnswer(running, num_tokens=300)) for _ in range(4)]
