@@ -22,6 +22,13 @@ from services.gateway.server import PEER_SERVICE
 from services.rpc.channels import dial
 from services.rpc.server import RpcServer
 
+NETWORK = "10.9.9.9"  # stands for an address that other hosts reach; a loopback address of theirs is not dialled
+
+
+def dial_network(target: str) -> grpc.aio.Channel:
+    return dial(target.replace(NETWORK, "127.0.0.1"))
+
+
 KEPT = KeptResponse(b'{"id":"x"}', b"[]")
 
 
@@ -38,7 +45,7 @@ class Gateways:
         self, name: str, *, host: str = "h1", unix_path: Path | None = None, port: int = 0, key: str | None = None
     ) -> ResponseArchive:
         store = ResponseStore(10_000, 100.0)
-        others = GatewayPeers(host_id=host, dial=dial, peers=lambda: self.peers, api_key=key)
+        others = GatewayPeers(host_id=host, dial=dial_network, peers=lambda: self.peers, api_key=key)
         server = RpcServer(error_tables=[gateway_error_table], reuse_port=True)
         servicer: wire.PeerServiceServicer = PeerServicer(store, name, others)
         if key is not None:
@@ -48,7 +55,7 @@ class Gateways:
         targets = [] if unix_path is None else [server.listen_unix(unix_path)]
         await server.start()
         self.servers[name] = server
-        self.peers.append(GatewayPeer(name, host, (*targets, f"127.0.0.1:{port}")))
+        self.peers.append(GatewayPeer(name, host, (*targets, f"{NETWORK}:{port}")))
         archive = self.archives[name] = ResponseArchive(store, gateway=name, peers=others)
         return archive
 
