@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -57,15 +58,26 @@ def test_a_killed_runs_namespaces_and_processes_are_removed(need_nodes: None) ->
     name = f"muster-test-{ended.pid}-1-left"
     subprocess.run(["ip", "netns", "add", name], check=True)
     sleeper = subprocess.Popen(["ip", "netns", "exec", name, "sleep", "600"])
+    wait_inside(name, sleeper)
     remove_leftovers()
     assert sleeper.wait(10) != 0
     assert name not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+
+
+def wait_inside(namespace: str, process: subprocess.Popen[bytes]) -> None:
+    """A process has to enter its namespace first; one that has not belongs to nobody yet."""
+    deadline = time.monotonic() + 10
+    while str(process.pid) not in subprocess.check_output(["ip", "netns", "pids", namespace], text=True).split():
+        assert time.monotonic() < deadline
 
 
 def test_nodes_are_removed_after_a_failure_too(need_nodes: None) -> None:
     def fail() -> None:
         with Nodes("a") as nodes:
             found.append(subprocess.Popen(nodes["a"].command("sleep", "600")))
+            deadline = time.monotonic() + 10
+            while found[0].pid not in nodes["a"].pids():
+                assert time.monotonic() < deadline
             raise RuntimeError("in the middle")
 
     found: list[subprocess.Popen[bytes]] = []
