@@ -32,7 +32,7 @@ class Download:
                 torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
                 for tensor in tensors
             ]
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call, unused-ignore]
             self._arrived.record()
 
     def wait(self) -> list[Tensor]:

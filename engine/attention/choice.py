@@ -6,8 +6,11 @@ import logging
 
 import torch
 
-from engine.attention.flash_backend import why_not_flash
+from engine.attention.backend import AttentionBackend
+from engine.attention.flash_backend import FlashAttention, why_not_flash
 from engine.attention.flash_functions import FlashFunctions, FlashUnavailableError, load_flash_functions
+from engine.attention.kv_cache import KvCache
+from engine.attention.torch_backend import TorchAttention
 from engine.errors import DeviceError
 
 log = logging.getLogger(__name__)
@@ -32,6 +35,17 @@ def find_flash(
             ) from error
         log.warning("attention runs in torch, slower than flash attention and without CUDA graphs: %s", error)
         return None
+
+
+def make_attention(
+    cache: KvCache, flash: FlashFunctions | None, *, sliding_window: int | None, max_num_seqs: int, max_model_len: int
+) -> AttentionBackend:
+    """The flash backend with those functions, or the torch backend; both over the same layout of the cache."""
+    if flash is None:
+        return TorchAttention(cache, sliding_window)
+    return FlashAttention(
+        cache, flash, max_num_seqs=max_num_seqs, max_model_len=max_model_len, sliding_window=sliding_window
+    )
 
 
 def _flash(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> FlashFunctions:

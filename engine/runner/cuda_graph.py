@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -13,8 +15,8 @@ class CudaGraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._pool: tuple[int, int] | None = None
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call, unused-ignore]
+        self._pool: Any = None  # torch's handle; its type differs between releases
 
     def record(self, work: Replay) -> Replay:
         """Runs `work` once eagerly, then records it; it must only launch kernels, and none may depend on the host.

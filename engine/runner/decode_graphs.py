@@ -58,6 +58,11 @@ class DecodeGraphs:
         self._token_ids = torch.zeros(buckets[-1], dtype=torch.int64, device=model.device)
         self._positions = torch.zeros(buckets[-1], dtype=torch.int64, device=model.device)
 
+    @property
+    def sizes_text(self) -> str:
+        """The batch sizes, for a log line."""
+        return ", ".join(map(str, self._buckets))
+
     def capture(self, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Records every bucket; `progress` is called with buckets recorded and their number.
 

@@ -181,8 +181,8 @@ class Sampler:
         if not banned:
             return
         pairs = [(row, i) for row, ids in banned.items() for i in ids]
-        rows, ids = (upload(column, logits.device) for column in zip(*pairs, strict=True))
-        logits[rows, ids] = -torch.inf
+        banned_rows, banned_ids = (upload(column, logits.device) for column in zip(*pairs, strict=True))
+        logits[banned_rows, banned_ids] = -torch.inf
         for row in banned:
             if plans[row].allowed:
                 unbanned = raw[row].float().clone()
