@@ -19,6 +19,10 @@ class ServeOptions:
     served_model_name: tuple[str, ...]
     dtype: str
     device: str
+    attention_backend: str
+    enforce_eager: bool
+    max_cudagraph_capture_size: int
+    gpu_memory_utilization: float
     kernels: str
     load_format: str
     seed: int
@@ -127,6 +131,10 @@ def check(options: ServeOptions) -> None:
     else:
         _check_other_node(options)
     _check_sizes(options)
+    if options.attention_backend == "flash" and options.device == "cpu":
+        raise FlagCombinationError(
+            "--attention-backend flash with --device cpu: flash attention runs on GPUs only; leave one of the two out"
+        )
 
 
 def _check_scope(options: ServeOptions) -> None:
