@@ -53,7 +53,7 @@ class TimedEngine:
         runner._attention.plan = self._timed("plan", runner._attention.plan)
         runner._model.forward = self._timed("forward", runner._model.forward)
         runner._model.logits = self._timed("logits", runner._model.logits)
-        runner._sampler.sample = self._timed("sample", runner._sampler.sample)
+        runner._sampler.launch = self._timed("sample", runner._sampler.launch)
 
     def decode(self, batch_size: int) -> Measured:
         """Steps of `batch_size` sequences with one new token each."""

@@ -13,14 +13,17 @@ from pathlib import Path
 import torch
 
 from engine.attention.backend import AttentionBackend
-from engine.attention.cache_size import choose_num_blocks
+from engine.attention.cache_size import CacheNeed, choose_num_blocks
+from engine.attention.choice import find_flash, make_attention
+from engine.attention.flash_functions import FlashFunctions
 from engine.attention.kv_cache import KvCache
-from engine.attention.torch_backend import TorchAttention
 from engine.batch import Batch, Scheduled
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.errors import CheckpointError, DeviceError
+from engine.device import choose_dtype, open_device
+from engine.errors import CheckpointError
 from engine.facts import ModelFacts
+from engine.gpu_start import GpuStart, out_of_memory
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.tokens import read_token_bytes
 from engine.model.checkpoint import Checkpoint
@@ -31,15 +34,14 @@ from engine.model.tokenizer_files import read_tokenizer_archive
 from engine.native.loading import NativeKernels, NativeUnavailableError, find_kernels
 from engine.native.native_model import NativeAttention, NativeModel
 from engine.request import Request
+from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner, Transformer
 from engine.runner.sampler import Sampler
 from engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-__all__ = ["BuiltEngine", "Phase", "build_engine", "read_tokenizer_archive"]
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+__all__ = ["BuiltEngine", "Phase", "build_engine", "choose_dtype", "read_tokenizer_archive"]
 
 
 class Phase(Enum):
@@ -79,46 +81,26 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
     CheckpointError for a checkpoint that cannot be loaded and CacheSizeError when the cache cannot hold one longest
     sequence or is more than the free memory.
     """
-    device = _open_device(config.device)
-    num_threads = config.num_threads or max(1, _num_cores() - 1)
-    torch.set_num_threads(num_threads)
-    checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
-    native = _find_native(config, checkpoint)
-    dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
-    checkpoint = _quantised(config, checkpoint, native, num_threads)
-    facts = _facts(checkpoint, dtype, config.max_model_len, config.model_path)
-
-    def loaded(done: int, total: int) -> None:
-        progress(Phase.LOADING_WEIGHTS, done, total)
-
-    with torch.inference_mode():
-        model: Transformer
-        if native is not None:
-            model = native.load(checkpoint.config, checkpoint.weights, num_threads, loaded)
-        else:
-            model = Llama(checkpoint.config, checkpoint.weights, dtype, device, loaded)
-        progress(Phase.FITTING_CACHE, 0, 1)
-        cache = _make_cache(config, checkpoint, facts.max_model_len, dtype, device)
-        progress(Phase.FITTING_CACHE, 1, 1)
-    attention: AttentionBackend
-    if isinstance(model, NativeModel):
-        attention = NativeAttention(model, cache)
-    else:
-        attention = TorchAttention(cache, checkpoint.config.sliding_window)
+    opened = _open(config)
+    facts, device = opened.facts, opened.device
+    placed = _place(config, opened, progress)
     runner = ModelRunner(
-        model,
-        attention,
+        placed.model,
+        placed.attention,
         Sampler(facts.vocab_size, facts.eos_token_ids, device),
         block_size=config.block_size,
-        num_threads=num_threads,
+        num_threads=opened.num_threads,
+        decode_graphs=placed.graphs,
     )
     progress(Phase.WARMING_UP, 0, 1)
     _warm_up(runner, config.block_size)
+    if opened.gpu is not None and placed.graphs is not None:
+        opened.gpu.capture(placed.graphs, lambda done, total: progress(Phase.WARMING_UP, done, total))
     progress(Phase.WARMING_UP, 1, 1)
     return BuiltEngine(
         core=EngineCore(
             runner,
-            num_blocks=cache.num_blocks,
+            num_blocks=placed.cache.num_blocks,
             block_size=config.block_size,
             vocab_size=facts.vocab_size,
             max_model_len=facts.max_model_len,
@@ -133,32 +115,122 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
             ),
         ),
         facts=facts,
-        num_blocks=cache.num_blocks,
+        num_blocks=placed.cache.num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         device=str(device),
-        attention_backend=attention.name,
-        num_threads=num_threads,
+        attention_backend=placed.attention.name,
+        num_threads=opened.num_threads,
     )
 
 
-def _open_device(name: str) -> torch.device:
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        why = "no GPU is visible" if torch.version.cuda is not None else "this installation of torch is for CPUs only"
-        raise DeviceError(
-            f"device: {name} cannot be used: {why}; set it to cpu, or install Muster's extra cuda on a GPU host"
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What is known before anything large is loaded."""
+
+    device: torch.device
+    num_threads: int
+    checkpoint: Checkpoint
+    native: NativeKernels | None  # None: torch computes
+    dtype: torch.dtype
+    facts: ModelFacts
+    flash: FlashFunctions | None
+    gpu: GpuStart | None
+
+
+def _open(config: EngineConfig) -> _Opened:
+    device = open_device(config.device)
+    num_threads = config.num_threads or max(1, _num_cores() - 1)
+    torch.set_num_threads(num_threads)
+    checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
+    native = _find_native(config, checkpoint, device)
+    dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
+    checkpoint = _quantised(config, checkpoint, native, num_threads)
+    facts = _facts(checkpoint, dtype, config.max_model_len, config.model_path)
+    flash, gpu = None, None
+    if native is None:
+        flash = find_flash(
+            config.attention_backend,
+            device=device,
+            dtype=dtype,
+            head_dim=checkpoint.config.head_dim,
+            block_size=config.block_size,
         )
-    return device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        gpu = GpuStart(config, device, facts, facts.num_parameters * dtype.itemsize)
+    return _Opened(device, num_threads, checkpoint, native, dtype, facts, flash, gpu)
 
 
-def _find_native(config: EngineConfig, checkpoint: Checkpoint) -> NativeKernels | None:
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """What lies in the device's memory."""
+
+    model: Transformer
+    cache: KvCache
+    attention: AttentionBackend
+    graphs: DecodeGraphs | None  # not captured yet
+
+
+def _place(config: EngineConfig, opened: _Opened, progress: Progress) -> _Placed:
+    """Loads the weights and makes the cache."""
+    model_config, gpu = opened.checkpoint.config, opened.gpu
+
+    def make_cache(num_blocks: int) -> KvCache:
+        return KvCache(
+            num_layers=model_config.num_layers,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_kv_heads=model_config.num_kv_heads,
+            head_dim=model_config.head_dim,
+            dtype=opened.dtype,
+            device=opened.device,
+            has_scratch=opened.flash is not None,
+        )
+
+    def attend(cache: KvCache) -> AttentionBackend:
+        return make_attention(
+            cache,
+            opened.flash,
+            sliding_window=model_config.sliding_window,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=opened.facts.max_model_len,
+        )
+
+    with torch.inference_mode():
+        model = _load_model(opened, progress)
+        progress(Phase.FITTING_CACHE, 0, 1)
+        bytes_per_block = config.block_size * model_config.kv_bytes_per_token(opened.dtype.itemsize)
+        need = CacheNeed(bytes_per_block, config.block_size, opened.facts.max_model_len)
+        if gpu is not None and config.num_blocks is None and config.kv_cache_bytes is None:
+            cache = make_cache(gpu.fit_cache(model, make_cache, attend, need))
+        else:
+            cache = make_cache(_num_blocks(config, need, opened.device))
+        progress(Phase.FITTING_CACHE, 1, 1)
+        attention = NativeAttention(model, cache) if isinstance(model, NativeModel) else attend(cache)
+        graphs = gpu.decode_graphs(model, attention) if gpu is not None else None
+    return _Placed(model, cache, attention, graphs)
+
+
+def _load_model(opened: _Opened, progress: Progress) -> Transformer:
+    checkpoint = opened.checkpoint
+
+    def loaded(done: int, total: int) -> None:
+        progress(Phase.LOADING_WEIGHTS, done, total)
+
+    if opened.native is not None:
+        return opened.native.load(checkpoint.config, checkpoint.weights, opened.num_threads, loaded)
+    with out_of_memory("the weights do not fit: free the device, or choose a smaller model or --dtype"):
+        return Llama(checkpoint.config, checkpoint.weights, opened.dtype, opened.device, loaded)
+
+
+def _find_native(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> NativeKernels | None:
     """The native kernels where they are asked for, or "auto" and to be had; None: torch computes.
 
     Raises CheckpointError when they are asked for by name and cannot be had.
     """
-    if config.kernels == "torch" or config.device != "cpu":
+    if config.kernels == "torch" or device.type != "cpu":
         return None
     if config.kernels == "auto" and config.dtype != "auto":
         return None
@@ -193,30 +265,6 @@ def _quantised(
     )
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype of the computation; "auto" takes what the machine multiplies fastest.
-
-    Measured on one thread of a CPU with AMX, SmolLM2-135M, milliseconds of a decode step at batch 1 / 8 / 32 and of
-    a prefill of 512 tokens: float32 62 / 153 / 248 / 990, float16 63 / 95 / 182 / 1095, bfloat16 49 / 64 / 117 / 311.
-    So bfloat16 where the processor has instructions for it, and float32 elsewhere, which is also the exact one:
-    against float32 the first token's logprobs move by up to 0.2 in bfloat16 and 0.03 in float16.
-    """
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type != "cpu" or _cpu_multiplies_bfloat16():
-        return torch.bfloat16
-    return torch.float32
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    """Whether /proc/cpuinfo lists bfloat16 products: AMX or AVX-512 on x86-64, BF16 on arm64."""
-    try:
-        words = set(Path("/proc/cpuinfo").read_text().split())
-    except OSError:
-        return False
-    return bool(words & {"amx_bf16", "avx512_bf16", "bf16"})
-
-
 def _num_cores() -> int:
     """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -248,30 +296,14 @@ def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None
     )
 
 
-def _make_cache(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    max_model_len: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> KvCache:
-    model = checkpoint.config
-    num_blocks = choose_num_blocks(
+def _num_blocks(config: EngineConfig, need: CacheNeed, device: torch.device) -> int:
+    return choose_num_blocks(
         num_blocks=config.num_blocks,
         kv_cache_bytes=config.kv_cache_bytes,
-        bytes_per_block=config.block_size * model.kv_bytes_per_token(dtype.itemsize),
-        block_size=config.block_size,
-        max_model_len=max_model_len,
+        bytes_per_block=need.bytes_per_block,
+        block_size=need.block_size,
+        max_model_len=need.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        device=device,
-    )
-    return KvCache(
-        num_layers=model.num_layers,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        dtype=dtype,
         device=device,
     )
 

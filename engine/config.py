@@ -9,6 +9,7 @@ _DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LOAD_FORMATS = ("auto", "dummy")
 _QUANTIZATIONS = ("none", "int8", "int4")
 _KERNELS = ("auto", "native", "torch")
+_ATTENTION_BACKENDS = ("auto", "flash", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,14 @@ class EngineConfig:
 
     model_path: Path  # a .gguf file or a directory in Hugging Face layout
     dtype: str = "auto"  # auto, float32, bfloat16 or float16
-    device: str = "cpu"
+    device: str = "cpu"  # cpu, cuda, or auto: a GPU where torch sees one
+    attention_backend: str = "auto"  # flash, torch, or auto: flash on a GPU where it can be had
     block_size: int = 16  # tokens per KV block
     num_blocks: int | None = None  # None: as many as fit kv_cache_bytes
     kv_cache_bytes: int | None = None  # None: see engine.attention.cache_size
+    gpu_memory_utilization: float = 0.9  # share of a GPU that the rank may use; sizes the cache
+    enforce_eager: bool = False  # no CUDA graphs
+    max_cudagraph_capture_size: int = 256  # largest decode batch that becomes a CUDA graph
     max_model_len: int | None = None  # prompt plus output; None: the checkpoint's
     max_num_seqs: int = 64  # see SchedulerLimits
     max_num_batched_tokens: int = 512
@@ -62,13 +67,21 @@ class EngineConfig:
             ("kernels", _KERNELS),
             ("load_format", _LOAD_FORMATS),
             ("quantization", _QUANTIZATIONS),
+            ("attention_backend", _ATTENTION_BACKENDS),
         ):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(choices)}")
         for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
             _at_least_one(name, getattr(self, name))
-        if self.kernels == "native" and (self.device != "cpu" or self.dtype not in ("auto", "bfloat16")):
+        _at_least_one("max_cudagraph_capture_size", self.max_cudagraph_capture_size)
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                f"gpu_memory_utilization: {self.gpu_memory_utilization} is no share; give more than 0 and at most 1"
+            )
+        if self.attention_backend == "flash" and self.device == "cpu":
+            raise ValueError("attention_backend: 'flash' needs a GPU; choose device cuda, or attention_backend torch")
+        if self.kernels == "native" and (self.device == "cuda" or self.dtype not in ("auto", "bfloat16")):
             raise ValueError(
                 f"kernels: 'native' computes on the CPU in its own mixed precision, not with device {self.device!r} "
                 f"and dtype {self.dtype!r}; choose device cpu and dtype auto, or kernels torch"

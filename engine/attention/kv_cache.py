@@ -14,6 +14,7 @@ class KvCache:
     """[num_blocks, block_size, K, D] per layer, for keys and for values.
 
     Memory starts as zeros: what a mask hides is still multiplied by zero, and stray infinities would survive that.
+    With `has_scratch` there is one block more, which no sequence gets: rows that only fill up a step write there.
     """
 
     def __init__(
@@ -26,12 +27,20 @@ class KvCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        has_scratch: bool = False,
     ) -> None:
-        shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
+        shape = (num_layers, num_blocks + has_scratch, block_size, num_kv_heads, head_dim)
         self.block_size = block_size
-        self.num_blocks = num_blocks
+        self.num_blocks = num_blocks  # without the scratch block, which comes after them
+        self.head_dim = head_dim
+        self._has_scratch = has_scratch
         self.keys: tuple[Tensor, ...] = _zeros(shape, dtype, device).unbind()
         self.values: tuple[Tensor, ...] = _zeros(shape, dtype, device).unbind()
+
+    @property
+    def scratch_block(self) -> int:
+        assert self._has_scratch, "this cache was made without a scratch block"
+        return self.num_blocks
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.attention.backend import AttentionBatch
 from engine.attention.kv_cache import KvCache
+from engine.transfer import upload
 
 # Contexts that are gathered together are padded to their longest; a group may waste as much as it uses.
 _MAX_PADDING_RATIO = 2
@@ -82,11 +83,11 @@ class TorchAttention:
         lengths = [batch.context_lens[index] for index in group]
         num_blocks = -(-max(lengths) // block_size)
         everything = len(group) == len(batch.query_lens)
-        rows = slice(0, len(group)) if everything else torch.tensor(group, device=device)
+        rows = slice(0, len(group)) if everything else upload(group, device)
         mask = None
         if self._window is not None or min(lengths) < num_blocks * block_size:
             columns = torch.arange(num_blocks * block_size, device=device)
-            ends = torch.tensor(lengths, device=device)[:, None]
+            ends = upload(lengths, device)[:, None]
             mask = columns < ends
             if self._window is not None:
                 mask &= columns >= ends - self._window

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.attention.backend import AttentionBatch
 from engine.batch import Batch, Scheduled
+from engine.transfer import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,23 @@ class BatchTensors:
         return cls(
             order=tuple(order),
             first_rows=tuple(first_rows),
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.tensor(positions, device=device),
+            token_ids=upload(token_ids, device),
+            positions=upload(positions, device),
             attention=AttentionBatch(
                 num_decodes=sum(item.num_new_tokens == 1 for item in ordered),
                 query_lens=tuple(item.num_new_tokens for item in ordered),
                 context_lens=tuple(item.sequence.num_computed + item.num_new_tokens for item in ordered),
-                slots=torch.tensor(slots, device=device),
-                block_tables=_block_tables(ordered, block_size).to(device),
+                slots=upload(slots, device),
+                block_tables=upload(_block_tables(ordered, block_size), device),
             ),
         )
 
 
-def _block_tables(ordered: list[Scheduled], block_size: int) -> Tensor:
-    """[B, M] int64, padded with block 0, which the masks hide."""
+def _block_tables(ordered: list[Scheduled], block_size: int) -> list[list[int]]:
+    """[B, M], padded with block 0, which the masks hide."""
     tables = []
     for item in ordered:
         context_len = item.sequence.num_computed + item.num_new_tokens
         tables.append(item.sequence.block_table.block_ids[: -(-context_len // block_size)])
     width = max(len(table) for table in tables)
-    return torch.tensor([table + [0] * (width - len(table)) for table in tables])
+    return [table + [0] * (width - len(table)) for table in tables]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from engine.transfer import upload
+
 _MASK64 = (1 << 64) - 1
 # Largest float32 below 1: a uniform number that rounds to 1 would give a token no chance at all.
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -27,7 +29,7 @@ def gumbel_noise(keys: Sequence[tuple[int, int]], vocab_size: int, device: torch
 
     The arg max of logits + noise is a sample of softmax(logits).
     """
-    words = torch.tensor([[_signed32(word) for word in key] for key in keys], dtype=torch.int32, device=device)
+    words = upload([[_signed32(word) for word in key] for key in keys], device, torch.int32)
     index = torch.arange(vocab_size, dtype=torch.int32, device=device)
     bits = _mix32(index * -1640531527 ^ words[:, :1])  # the golden ratio, 0x9E3779B9, spreads neighbours
     bits = _mix32(bits + words[:, 1:])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.sequence import Sequence
+from engine.transfer import upload
 
 
 class PenaltyTable:
@@ -28,10 +29,10 @@ class PenaltyTable:
 
     def apply(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
         """logits: [R, V] float32, one row per sequence. Returns the penalised logits."""
-        rows = torch.tensor([self._update(sequence) for sequence in sequences], device=self._device)
+        rows = upload([self._update(sequence) for sequence in sequences], self._device)
         counts, seen = self._counts[rows], self._seen[rows]
         repetition, presence, frequency = (
-            torch.tensor(values, device=self._device)[:, None]
+            upload(values, self._device)[:, None]
             for values in zip(
                 *(
                     (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
@@ -59,7 +60,7 @@ class PenaltyTable:
         row = self._rows[request_id]
         new = sequence.token_ids[self._num_counted[request_id] :]
         if new:
-            ids = torch.tensor(new, device=self._device)
+            ids = upload(new, self._device)
             self._counts[row].index_put_((ids,), torch.ones_like(ids, dtype=torch.int32), accumulate=True)
             self._seen[row, ids] = True
             self._num_counted[request_id] = sequence.num_tokens
@@ -75,5 +76,5 @@ class PenaltyTable:
         row = self._free.pop()
         self._counts[row].zero_()
         self._seen[row].zero_()
-        self._seen[row, torch.tensor(sequence.token_ids[: sequence.num_prompt_tokens], device=self._device)] = True
+        self._seen[row, upload(sequence.token_ids[: sequence.num_prompt_tokens], self._device)] = True
         return row

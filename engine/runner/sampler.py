@@ -8,23 +8,52 @@ logits, tokens and parameters only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 import torch
 from torch import Tensor
 
 from engine.batch import Sampled
-from engine.request import TokenLogprobs
 from engine.runner.filters import filter_logits
-from engine.runner.logprobs import token_logprobs
+from engine.runner.logprobs import LogprobRows
 from engine.runner.noise import gumbel_noise, noise_key
 from engine.runner.penalties import PenaltyTable
 from engine.runner.sampling_plan import SamplingPlan
 from engine.runner.token_masks import TokenMasks
 from engine.sequence import Sequence
+from engine.transfer import Download, upload
 
 # Temporaries of so many numbers stay in a core's cache; drawing all rows at once takes three times as long.
 _CPU_CHUNK_ELEMENTS = 1 << 17
+
+
+class Choices:
+    """Tokens that were chosen and are on their way to the host."""
+
+    def __init__(
+        self,
+        token_ids: Tensor,
+        unsure: list[Tensor],
+        logprobs: tuple[list[int], LogprobRows] | None,
+        repeat: Callable[[], Choices],
+    ) -> None:
+        """`unsure`: see filter_logits; `logprobs` of the rows that asked; `repeat` chooses once more, surely."""
+        flags = [torch.stack(unsure).any()] if unsure else []
+        self._arriving = Download([token_ids, *flags])
+        self._logprobs = logprobs
+        self._repeat = repeat
+
+    def result(self) -> list[Sampled]:
+        """One choice per sequence. Waits for the device."""
+        token_ids, *flags = self._arriving.wait()
+        if flags and bool(flags[0]):
+            return self._repeat().result()
+        rows, logprobs = self._logprobs or ([], None)
+        entries = dict(zip(rows, logprobs.entries(), strict=True)) if logprobs is not None else {}
+        return [
+            Sampled(token_id=token_id, logprobs=entries.get(row)) for row, token_id in enumerate(token_ids.tolist())
+        ]
 
 
 class Sampler:
@@ -34,6 +63,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
+        # A device is not waited for in the middle of a step; on a CPU looking costs nothing and repeating much.
+        self._looks = device.type == "cpu"
         self._penalties = PenaltyTable(vocab_size, device)
         self._masks = TokenMasks(vocab_size)
         self._plans: dict[str, SamplingPlan] = {}
@@ -44,44 +75,63 @@ class Sampler:
 
     def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
         """logits: [R, V], one row per sequence. Returns one choice per sequence."""
-        token_ids: list[int] = self._choose(logits, sequences).tolist()
-        logprobs = _chosen_logprobs(logits, sequences, token_ids)
-        return [Sampled(token_id=token_id, logprobs=logprobs.get(row)) for row, token_id in enumerate(token_ids)]
+        return self.launch(logits, sequences).result()
+
+    def launch(self, logits: Tensor, sequences: Rows[Sequence], *, surely: bool = False) -> Choices:
+        """As `sample`, but does not wait for the device; the logits must stay as they are until the result is there.
+
+        A nucleus wider than expected is found out with the result, which then takes one more round; not with `surely`.
+        """
+        unsure: list[Tensor] | None = None if surely or self._looks else []
+        token_ids = self._choose(logits, sequences, unsure)
+        logprobs = None
+        asked = [row for row, sequence in enumerate(sequences) if sequence.request.logprobs is not None]
+        if asked:
+            index = upload(asked, logits.device)
+            counts = [sequences[row].request.logprobs or 0 for row in asked]
+            logprobs = (asked, LogprobRows.launch(logits[index], token_ids[index], counts))
+        return Choices(token_ids, unsure or [], logprobs, lambda: self.launch(logits, sequences, surely=True))
 
     def forget(self, request_id: str) -> None:
         """The sequence ended. Unknown ids are ignored."""
         self._plans.pop(request_id, None)
         self._penalties.forget(request_id)
 
-    def _choose(self, logits: Tensor, sequences: Rows[Sequence]) -> Tensor:
+    def _choose(self, logits: Tensor, sequences: Rows[Sequence], unsure: list[Tensor] | None) -> Tensor:
         plans = [self._plan(sequence) for sequence in sequences]
         special = [row for row, plan in enumerate(plans) if plan.edits or not plan.greedy]
         if not special:
             return _first_best(logits)
-        everything = len(special) == len(plans)
-        chosen = logits.new_empty(len(plans), dtype=torch.int64) if everything else _first_best(logits)
-        chosen[special] = self._choose_special(
-            logits if everything else logits[special],
-            [sequences[row] for row in special],
-            [plans[row] for row in special],
+        if len(special) == len(plans):
+            return self._choose_special(logits, list(sequences), plans, unsure)
+        chosen, index = _first_best(logits), upload(special, logits.device)
+        chosen[index] = self._choose_special(
+            logits[index], [sequences[row] for row in special], [plans[row] for row in special], unsure
         )
         return chosen
 
-    def _choose_special(self, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+    def _choose_special(
+        self, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan], unsure: list[Tensor] | None
+    ) -> Tensor:
         logits = self._edit(raw, sequences, plans)
         drawn = [row for row, plan in enumerate(plans) if not plan.greedy]
         if len(drawn) == len(plans):
-            return self._draw(logits, sequences, plans)
+            return self._draw(logits, sequences, plans, unsure)
         chosen = _first_best(logits)
         if drawn:
-            chosen[drawn] = self._draw(logits[drawn], [sequences[row] for row in drawn], [plans[row] for row in drawn])
+            index = upload(drawn, logits.device)
+            chosen[index] = self._draw(
+                logits[index], [sequences[row] for row in drawn], [plans[row] for row in drawn], unsure
+            )
         return chosen
 
-    def _draw(self, logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+    def _draw(
+        self, logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan], unsure: list[Tensor] | None
+    ) -> Tensor:
         """Samples softmax(filtered logits / temperature), a few rows at a time."""
         step = max(1, _CPU_CHUNK_ELEMENTS // self._vocab_size) if logits.device.type == "cpu" else len(plans)
         parts = [
-            _draw_rows(logits[i : i + step], sequences[i : i + step], plans[i : i + step])
+            _draw_rows(logits[i : i + step], sequences[i : i + step], plans[i : i + step], unsure)
             for i in range(0, len(plans), step)
         ]
         return torch.cat(parts)
@@ -99,11 +149,12 @@ class Sampler:
         self._ban(logits, raw, sequences, plans)
         bias = [(row, i, value) for row in edited for i, value in plans[row].bias]
         if bias:
-            rows, ids, values = zip(*bias, strict=True)
-            logits[list(rows), list(ids)] += torch.tensor(values, device=logits.device)
+            rows, ids, values = (upload(column, logits.device) for column in zip(*bias, strict=True))
+            logits[rows, ids] += values
         penalised = [row for row in edited if plans[row].penalised]
         if penalised:
-            logits[penalised] = self._penalties.apply(logits[penalised], [sequences[row] for row in penalised])
+            index = upload(penalised, logits.device)
+            logits[index] = self._penalties.apply(logits[index], [sequences[row] for row in penalised])
         constrained = [row for row in edited if plans[row].constrained]
         if constrained:
             self._constrain(logits, raw, constrained, sequences, plans)
@@ -113,11 +164,11 @@ class Sampler:
         self, logits: Tensor, raw: Tensor, rows: list[int], sequences: list[Sequence], plans: list[SamplingPlan]
     ) -> None:
         """Rules out what leaves the grammar, in place. Where that leaves nothing, only the grammar counts."""
-        forbidden = self._masks.take([sequences[row] for row in rows]).to(logits.device)
+        forbidden = upload(self._masks.take([sequences[row] for row in rows]), logits.device)
         for index, row in enumerate(rows):
             logits[row].masked_fill_(forbidden[index], -torch.inf)
-            if (plans[row].allowed or plans[row].bad_words) and bool(torch.isneginf(logits[row].max())):
-                logits[row] = raw[row].float().masked_fill(forbidden[index], -torch.inf)
+            if plans[row].allowed or plans[row].bad_words:
+                _replace_if_empty(logits[row], raw[row].float().masked_fill(forbidden[index], -torch.inf))
 
     def _ban(self, logits: Tensor, raw: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> None:
         """Rules out bad words and early ends, in place. Where that leaves nothing, it is not done."""
@@ -130,17 +181,18 @@ class Sampler:
         if not banned:
             return
         pairs = [(row, i) for row, ids in banned.items() for i in ids]
-        rows, ids = (list(column) for column in zip(*pairs, strict=True))
-        logits[rows, ids] = -torch.inf
+        banned_rows, banned_ids = (upload(column, logits.device) for column in zip(*pairs, strict=True))
+        logits[banned_rows, banned_ids] = -torch.inf
         for row in banned:
-            if plans[row].allowed and bool(torch.isneginf(logits[row].max())):
-                logits[row] = raw[row].float()
-                self._keep_allowed(logits[row], plans[row])
+            if plans[row].allowed:
+                unbanned = raw[row].float().clone()
+                self._keep_allowed(unbanned, plans[row])
+                _replace_if_empty(logits[row], unbanned)
 
     def _keep_allowed(self, row: Tensor, plan: SamplingPlan) -> None:
         """row: [V], changed in place."""
         if plan.allowed:
-            ids = torch.tensor(plan.allowed, device=row.device)
+            ids = upload(plan.allowed, row.device)
             kept = row[ids]
             row.fill_(-torch.inf)
             row[ids] = kept
@@ -154,14 +206,22 @@ class Sampler:
         return plan
 
 
-def _draw_rows(logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan]) -> Tensor:
+def _replace_if_empty(row: Tensor, other: Tensor) -> None:
+    """row, other: [V]. Where `row` lets no token be chosen it becomes `other`, in place; decided on the device."""
+    row.copy_(torch.where(torch.isneginf(row.max()), other, row))
+
+
+def _draw_rows(
+    logits: Tensor, sequences: list[Sequence], plans: list[SamplingPlan], unsure: list[Tensor] | None
+) -> Tensor:
     """The arg max of logits and Gumbel noise is a sample of the softmax."""
-    logits = logits / torch.tensor([plan.temperature for plan in plans], device=logits.device)[:, None]
+    logits = logits / upload([plan.temperature for plan in plans], logits.device)[:, None]
     logits = filter_logits(
         logits,
         [plan.top_k for plan in plans],
         [plan.top_p for plan in plans],
         [plan.min_p for plan in plans],
+        unsure,
     )
     keys = [noise_key(plan.seed, sequence.num_tokens) for plan, sequence in zip(plans, sequences, strict=True)]
     return _first_best(logits + gumbel_noise(keys, logits.shape[1], logits.device))
@@ -170,16 +230,3 @@ def _draw_rows(logits: Tensor, sequences: list[Sequence], plans: list[SamplingPl
 def _first_best(logits: Tensor) -> Tensor:
     """[R] the lowest index of each row's maximum. On a CPU `max` is several times faster than `argmax`."""
     return logits.max(dim=-1).indices
-
-
-def _chosen_logprobs(logits: Tensor, sequences: Rows[Sequence], token_ids: list[int]) -> dict[int, TokenLogprobs]:
-    """By row, for the sequences that asked."""
-    asked = {
-        row: sequence.request.logprobs
-        for row, sequence in enumerate(sequences)
-        if sequence.request.logprobs is not None
-    }
-    if not asked:
-        return {}
-    entries = token_logprobs(logits[list(asked)], [token_ids[row] for row in asked], list(asked.values()))
-    return dict(zip(asked, entries, strict=True))

@@ -29,7 +29,19 @@ DTYPE = Flag(
     "--dtype", MODEL, "Number format of the computation: auto, float32, bfloat16 or float16.",
     values.one_of("auto", "float32", "bfloat16", "float16"), "auto",
 )  # fmt: skip
-DEVICE = Flag("--device", MODEL, "Where the engines compute: cpu or cuda.", values.one_of("cpu", "cuda"), "cpu")
+DEVICE = Flag(
+    "--device", MODEL, "Where the engines compute: cpu, cuda, or auto: a GPU per rank where torch can use one.",
+    values.one_of("auto", "cpu", "cuda"), "auto",
+)  # fmt: skip
+ATTENTION_BACKEND = Flag(
+    "--attention-backend", MODEL, "Attention on a GPU: flash, torch, or auto: flash where it can be had.",
+    values.one_of("auto", "flash", "torch"), "auto",
+)  # fmt: skip
+ENFORCE_EAGER = Flag("--enforce-eager", MODEL, "Launch every kernel one by one, without CUDA graphs.", None, False)
+MAX_CUDAGRAPH_CAPTURE_SIZE = Flag(
+    "--max-cudagraph-capture-size", MODEL, "Largest decode batch that is captured as a CUDA graph at start.",
+    values.whole_number(1), 256, metavar="N", unit="sequences",
+)  # fmt: skip
 KERNELS = Flag(
     "--kernels", MODEL, "What computes on a CPU: native, torch, or auto: native with --dtype auto where it can be had.",
     values.one_of("auto", "native", "torch"), "auto",
@@ -143,6 +155,10 @@ NUM_BLOCKS = Flag("--num-blocks", MEMORY, "Blocks in the KV cache of a rank.", v
                   shown_default="what fits into --kv-cache-memory")  # fmt: skip
 KV_CACHE_MEMORY = Flag("--kv-cache-memory", MEMORY, "Memory for the KV cache of a rank.", values.num_bytes,
                        metavar="SIZE", shown_default="a share of what is free")  # fmt: skip
+GPU_MEMORY_UTILIZATION = Flag(
+    "--gpu-memory-utilization", MEMORY, "Share of a GPU's memory that a rank may use, weights included; what the "
+    "largest step leaves of it is the KV cache.", values.share, 0.9, metavar="SHARE",
+)  # fmt: skip
 ENABLE_PREFIX_CACHING = Flag("--enable-prefix-caching", MEMORY, "Reuse KV blocks of equal prompt beginnings.", None,
                              True, negatable=True)  # fmt: skip
 MAX_NUM_QUEUED_REQS = Flag("--max-num-queued-reqs", MEMORY, "Most requests waiting on a rank; more get 429.",
@@ -253,6 +269,7 @@ GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends reque
 
 SERVE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
     DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
     DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
@@ -275,6 +292,7 @@ HEAD = (
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
+    ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,

@@ -126,6 +126,13 @@ def number(minimum: float, maximum: float) -> Callable[[str], float]:
     return parse
 
 
+def share(value: str) -> float:
+    found = number(0.0, 1.0)(value)
+    if not found:
+        raise ValueError("is nothing; give more than 0 and at most 1")
+    return found
+
+
 def rank_list(text: str) -> tuple[int, ...]:
     """ "0,2,4-7" in order, each once."""
     try:

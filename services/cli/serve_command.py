@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
+from services.launcher.devices import DeviceAssignmentError
 from services.launcher.launcher import run_launcher
 from services.launcher.options import FlagCombinationError, ServeOptions, check
 from services.launcher.runtime_directory import RuntimeDirectoryError
@@ -25,7 +26,7 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
         names = options.served_model_name or (model.name,)
         variables = {flag.variable for flag in flag_table.ALL}
         return asyncio.run(run_launcher(options, model.path, names, own_variables=variables))
-    except (ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
+    except (DeviceAssignmentError, ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
         print(f"muster serve: {error}", file=sys.stderr)
         return 1
 

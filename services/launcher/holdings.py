@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from services.launcher import plan
+from services.launcher import devices, plan
 from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http
 from services.launcher.options import ServeOptions
 from services.launcher.plan import Places
@@ -16,7 +17,7 @@ from services.launcher.runtime_directory import RuntimeDirectory
 class Holdings:
     """Taken on entry, given back on exit.
 
-    Entering raises ListenError or RuntimeDirectoryError, which name the flag and the fix.
+    Entering raises ListenError, RuntimeDirectoryError or DeviceAssignmentError, which name the flag and the fix.
     """
 
     def __init__(self, options: ServeOptions, model_path: Path, served_model_names: tuple[str, ...]) -> None:
@@ -48,11 +49,19 @@ class Holdings:
 
     def _take(self, taking: ExitStack) -> Places:
         options = self._options
+        assignment = devices.assign(
+            options.device,
+            options.num_local_ranks,
+            find_devices=lambda: devices.find_devices(os.environ),
+            torch_has_cuda=devices.torch_is_built_for_cuda,
+        )
         num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
         host = self._engine_host()
         if options.headless:
-            return Places(runtime_dir, self._model_path, self._names, num_threads, engine_host=host)
+            return Places(
+                runtime_dir, self._model_path, self._names, num_threads, engine_host=host, assignment=assignment
+            )
         self._http = listen_http(options.host, options.port)
         taking.callback(self._http.close)
         grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
@@ -67,6 +76,7 @@ class Holdings:
             engine_host=host,
             http_fds=self._http.fds,
             grpc_port=grpc_port.port,
+            assignment=assignment,
         )
 
     def _engine_host(self) -> str:

@@ -39,7 +39,8 @@ async def run_launcher(
 ) -> int:
     """Runs until a signal or a failure; returns the exit code.
 
-    Raises ListenError and RuntimeDirectoryError, which name the flags, before anything is started.
+    Raises ListenError, RuntimeDirectoryError and DeviceAssignmentError, which name the flags, before anything is
+    started.
     """
     with Holdings(options, model_path, served_model_names) as holdings:
         return await Launcher(options, holdings, own_variables=own_variables).run()
@@ -201,9 +202,11 @@ class Launcher:
     def _say_where(self) -> None:
         options, places = self._options, self._places
         num_ranks, threads = options.num_local_ranks, places.num_threads
+        gpus = places.assignment.ids if places.assignment is not None else ()
         self._screen.say(
             f"Muster {__version__}: {places.served_model_names[0]}, {num_ranks} of {options.data_parallel_size} "
             f"ranks on this node, {threads} compute thread{'s' if threads != 1 else ''} each"
+            + (f", GPUs {', '.join(gpus)}" if gpus else "")
         )
         if options.headless:
             self._screen.say(f"head: {plan.head_target(options, places)}; engines listen on {places.engine_host}")

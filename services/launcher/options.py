@@ -22,6 +22,10 @@ class ServeOptions:
     served_model_name: tuple[str, ...]
     dtype: str
     device: str
+    attention_backend: str
+    enforce_eager: bool
+    max_cudagraph_capture_size: int
+    gpu_memory_utilization: float
     kernels: str
     quantization: str
     load_format: str
@@ -175,6 +179,10 @@ def check(options: ServeOptions) -> None:
         raise FlagCombinationError(
             f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
             "only; leave one of the two out"
+        )
+    if options.attention_backend == "flash" and options.device == "cpu":
+        raise FlagCombinationError(
+            "--attention-backend flash with --device cpu: flash attention runs on GPUs only; leave one of the two out"
         )
 
 

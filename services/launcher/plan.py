@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from services.configuration import advisory_configuration, canonical_configuration
+from services.launcher.devices import ORDER_VARIABLE, VISIBLE_VARIABLE, Assignment
 from services.launcher.options import ServeOptions
 
 # The variables that carry secrets to a gateway: a command line can be read by everybody on the machine.
 API_KEY_VARIABLE = "MUSTER_API_KEY"
 PARENT_VARIABLE = "MUSTER_PARENT_PID"
+# Where the plan knows better than the environment: the list that the user gave is for the whole node.
+_ASSIGNED_VARIABLES = {VISIBLE_VARIABLE, ORDER_VARIABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Places:
     engine_host: str
     http_fds: tuple[int, ...] = ()
     grpc_port: int = 0  # reserved, the real one
+    assignment: Assignment | None = None  # of GPUs; None: the engines see what the launcher sees
 
     @property
     def head_socket(self) -> Path:
@@ -105,7 +109,12 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
         arguments += ["--advertise-host", advertised]
     arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
     arguments += ["--served-model-name", *places.served_model_names]
-    arguments += ["--dtype", options.dtype, "--device", options.device]
+    assignment = places.assignment or Assignment(options.device)
+    arguments += ["--dtype", options.dtype, "--device", assignment.device]
+    arguments += ["--attention-backend", options.attention_backend]
+    arguments += ["--enforce-eager"] if options.enforce_eager else []
+    arguments += ["--max-cudagraph-capture-size", str(options.max_cudagraph_capture_size)]
+    arguments += ["--gpu-memory-utilization", _number(options.gpu_memory_utilization)]
     arguments += ["--kernels", options.kernels, "--load-format", options.load_format]
     arguments += ["--quantization", options.quantization]
     arguments += ["--model-cache", str(options.model_cache)]
@@ -122,7 +131,11 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += _given("--head-timeout", options.head_timeout)
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
     threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
-    return ChildSpec(name, (*arguments, *options.security.flags(), *_logging(options)), environment=threads)
+    return ChildSpec(
+        name,
+        (*arguments, *options.security.flags(), *_logging(options)),
+        environment=(*threads, *assignment.environment(index)),
+    )
 
 
 def _advertised_host(options: ServeOptions) -> str | None:
@@ -201,7 +214,7 @@ def child_environment(spec: ChildSpec, parent: Mapping[str, str], *, own_variabl
     environment = {key: value for key, value in parent.items() if key not in removed}
     environment.update({"PYTHONUNBUFFERED": "1", PARENT_VARIABLE: str(os.getpid())})
     for key, value in spec.environment:
-        if key.startswith("MUSTER_"):
+        if key.startswith("MUSTER_") or key in _ASSIGNED_VARIABLES:
             environment[key] = value
         else:
             environment.setdefault(key, value)  # what the user set, for example OMP_NUM_THREADS, stays

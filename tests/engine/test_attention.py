@@ -166,7 +166,7 @@ def test_cache_size() -> None:
     assert _choose(num_blocks=12, kv_cache_bytes=1) == 12
     assert _choose(kv_cache_bytes=20 << 20) == 20
     assert _choose() == 40, "never more than the longest sequences can use"
-    assert 0 < default_cache_bytes(CPU) <= 4 << 30
+    assert 0 < default_cache_bytes() <= 4 << 30
 
 
 def test_cache_that_cannot_hold_a_sequence_is_refused() -> None:

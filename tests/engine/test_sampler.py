@@ -341,3 +341,46 @@ def test_logprobs_beyond_a_small_vocabulary() -> None:
     assert entry.rank == 2
     assert entry.top_token_ids == (1, 0)
     assert sum(math.exp(value) for value in entry.top_logprobs) == pytest.approx(1.0)
+
+
+# --- without waiting for the device ---
+
+
+def _patient(vocab_size: int) -> Sampler:
+    """A sampler that looks at nothing before the result is taken, as on a GPU."""
+    sampler = Sampler(vocab_size, (EOS,), CPU)
+    sampler._looks = False
+    return sampler
+
+
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+@pytest.mark.parametrize("top_k", [0, 300])
+def test_a_choice_that_looks_at_nothing_is_the_same(spread: float, top_k: int) -> None:
+    """Flat logits have nuclei far wider than what is sorted at first: those are found out with the result."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn((6, 2000), generator=generator) * spread
+    sequences = [
+        _sequence(str(i), temperature=[0.0, 1.0][i % 2], top_p=0.95, top_k=top_k, seed=i, logprobs=[None, 2][i < 3])
+        for i in range(6)
+    ]
+    expected = Sampler(2000, (EOS,), CPU).sample(logits, sequences)
+    assert _patient(2000).launch(logits, sequences).result() == expected
+
+
+def test_unsure_rows_are_told() -> None:
+    flat, steep = torch.zeros((1, 2000)), torch.linspace(100, 0, 2000)[None]
+    for logits, top_p, is_unsure in ((flat, 0.9, True), (steep, 0.9, False), (flat, 0.05, False)):
+        unsure: list[Tensor] = []
+        filter_logits(logits, [0], [top_p], [0.0], unsure)
+        assert [bool(flag) for flag in unsure] == [is_unsure]
+    unsure = []
+    filter_logits(flat, [5], [0.9], [0.0], unsure)
+    assert unsure == [], "five candidates are always enough"
+
+
+def test_penalties_count_once_when_a_choice_is_repeated() -> None:
+    sampler = _patient(2000)
+    logits = torch.zeros((1, 2000))
+    sequence = _sequence(generated=(4, 4), frequency_penalty=1.0, temperature=1.0, top_p=0.9)
+    sampler.launch(logits, [sequence]).result()
+    assert sampler._penalties.apply(logits, [sequence])[0, 4] == -2.0

@@ -74,6 +74,7 @@ def test_every_setting_of_an_engine_is_handed_down() -> None:
     """All flags that `serve` and `engine` share, each with a value that is not its default."""
     line = (
         "--served-model-name other --dtype bfloat16 --device cuda --kernels torch -q int4 --load-format dummy --seed 9 "
+        "--attention-backend torch --enforce-eager --max-cudagraph-capture-size 8 --gpu-memory-utilization 0.55 "
         "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
         "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
         "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h "
