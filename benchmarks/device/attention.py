@@ -45,9 +45,11 @@ def flash_attention_alone(place: Place) -> str:
 def flash_functions(place: Place, head_dim: int, block_size: int) -> FlashFunctions:
     dtype = torch.bfloat16 if place.half["dtype"] == "bfloat16" else torch.float16
     try:
-        return find_flash("flash", device=place.device, dtype=dtype, head_dim=head_dim, block_size=block_size)
+        found = find_flash("flash", device=place.device, dtype=dtype, head_dim=head_dim, block_size=block_size)
     except DeviceError as error:
         raise CheckSkippedError(str(error)) from error
+    assert found is not None, "asked for by name, it is there or an error"
+    return found
 
 
 class _AttentionBench:

@@ -135,7 +135,6 @@ def constrained_decoding(place: Place) -> str:
         "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["red", "green"]}},
         "required": ["name", "kind"],
         "additionalProperties": False,
-        "x-guidance": {"whitespace_flexible": False},
     }
     constraints = [
         Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema)),
@@ -146,7 +145,7 @@ def constrained_decoding(place: Place) -> str:
         replace(
             request,
             constraint=constraint,
-            stop=StopConditions(max_tokens=200),
+            stop=StopConditions(max_tokens=400)  # of a model that likes white space, which is bounded,
             sampling=SamplingParams(temperature=temperature, seed=index),
         )
         for index, (request, constraint, temperature) in enumerate(
