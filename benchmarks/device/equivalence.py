@@ -145,7 +145,7 @@ def constrained_decoding(place: Place) -> str:
         replace(
             request,
             constraint=constraint,
-            stop=StopConditions(max_tokens=400)  # of a model that likes white space, which is bounded,
+            stop=StopConditions(max_tokens=400),  # white space is bounded, and a model that knows nothing likes it
             sampling=SamplingParams(temperature=temperature, seed=index),
         )
         for index, (request, constraint, temperature) in enumerate(
