@@ -131,6 +131,7 @@ class _Opened:
 
     device: torch.device
     num_threads: int
+    num_spare_threads: int  # of the native kernels, on cores that others may need
     checkpoint: Checkpoint
     native: NativeKernels | None  # None: torch computes
     dtype: torch.dtype
@@ -141,7 +142,7 @@ class _Opened:
 
 def _open(config: EngineConfig) -> _Opened:
     device = open_device(config.device)
-    num_threads = config.num_threads or max(1, _num_cores() - 1)
+    num_threads, num_spare = _threads(config)
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
     native = _find_native(config, checkpoint, device)
@@ -160,7 +161,7 @@ def _open(config: EngineConfig) -> _Opened:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         gpu = GpuStart(config, device, facts, facts.num_parameters * dtype.itemsize)
-    return _Opened(device, num_threads, checkpoint, native, dtype, facts, flash, gpu)
+    return _Opened(device, num_threads, num_spare, checkpoint, native, dtype, facts, flash, gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +221,13 @@ def _load_model(opened: _Opened, progress: Progress) -> Transformer:
         progress(Phase.LOADING_WEIGHTS, done, total)
 
     if opened.native is not None:
-        return opened.native.load(checkpoint.config, checkpoint.weights, opened.num_threads, loaded)
+        return opened.native.load(
+            checkpoint.config,
+            checkpoint.weights,
+            num_threads=opened.num_threads,
+            num_spare_threads=opened.num_spare_threads,
+            progress=loaded,
+        )
     with out_of_memory("the weights do not fit: free the device, or choose a smaller model or --dtype"):
         return Llama(checkpoint.config, checkpoint.weights, opened.dtype, opened.device, loaded)
 
@@ -263,6 +270,15 @@ def _quantised(
         digest=f"{checkpoint.digest} {config.quantization}",
         quantization=config.quantization,
     )
+
+
+def _threads(config: EngineConfig) -> tuple[int, int]:
+    """Threads that always compute, and spare ones. A number that was given is kept to."""
+    if config.num_threads is not None:
+        return config.num_threads, config.num_spare_threads
+    num_cores = _num_cores()
+    num_threads = max(1, num_cores - 1)
+    return num_threads, config.num_spare_threads or num_cores - num_threads
 
 
 def _num_cores() -> int:

@@ -55,6 +55,7 @@ class EngineConfig:
     max_queued: int = 1024
     prefix_caching: bool = True
     num_threads: int | None = None  # None: all cores but one, at least one
+    num_spare_threads: int = 0  # beside them, of the native kernels, while their cores are idle
     cache_directory: Path | None = None  # compiled kernels lie in its folder native; None: see engine.native.compiler
     kernels: str = "auto"  # native, torch, or auto: native on a CPU with dtype auto where it can be had
     quantization: str = "none"  # int8 or int4: of a floating-point checkpoint, while it is loaded
@@ -74,6 +75,8 @@ class EngineConfig:
                 raise ValueError(f"{name}: {value!r} is unknown; choose one of {', '.join(choices)}")
         for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_model_len", "num_threads"):
             _at_least_one(name, getattr(self, name))
+        if self.num_spare_threads < 0:
+            raise ValueError(f"num_spare_threads: {self.num_spare_threads} is negative; give 0 or more")
         _at_least_one("max_cudagraph_capture_size", self.max_cudagraph_capture_size)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(

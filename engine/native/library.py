@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
@@ -84,7 +84,8 @@ class Plan(ctypes.Structure):
 
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "muster_has_kernels": (c_int, [c_char_p]),
-    "muster_model_new": (c_void_p, [POINTER(Shape), c_char_p, c_int, POINTER(c_float)]),
+    "muster_model_new": (c_void_p, [POINTER(Shape), c_char_p, c_int, c_int, POINTER(c_float)]),
+    "muster_spare_decisions": (None, [POINTER(c_double), POINTER(c_double), POINTER(c_double), c_int, c_void_p]),
     "muster_model_free": (None, [c_void_p]),
     "muster_model_set_norm": (c_int, [c_void_p, c_int, c_int, c_void_p, c_int]),
     "muster_model_add_matrix": (

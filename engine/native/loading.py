@@ -32,11 +32,23 @@ class NativeKernels:
         return native_quantise(self.library, num_threads)
 
     def load(
-        self, config: ModelConfig, weights: WeightSource, num_threads: int, progress: Callable[[int, int], None]
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        *,
+        num_threads: int,
+        num_spare_threads: int,
+        progress: Callable[[int, int], None],
     ) -> NativeModel:
         """The model with all its weights. `progress` is called with layers loaded and their number."""
         return NativeModel(
-            self.library, self.instruction_set, config, weights, num_threads=num_threads, progress=progress
+            self.library,
+            self.instruction_set,
+            config,
+            weights,
+            num_threads=num_threads,
+            num_spare_threads=num_spare_threads,
+            progress=progress,
         )
 
 

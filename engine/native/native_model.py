@@ -41,9 +41,13 @@ class NativeModel:
         weights: WeightSource,
         *,
         num_threads: int,
+        num_spare_threads: int = 0,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
-        """Loads all weights. `progress` is called with layers loaded and their number."""
+        """Loads all weights. `progress` is called with layers loaded and their number.
+
+        `num_spare_threads` compute beside `num_threads` while their cores are idle, and rest while others need them.
+        """
         reason = why_not(config)
         if reason is not None:
             raise ValueError(reason)
@@ -67,6 +71,7 @@ class NativeModel:
             shape,
             instruction_set.encode(),
             num_threads,
+            num_spare_threads,
             frequencies.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
         )
         if self._handle is None:

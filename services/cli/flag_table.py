@@ -167,6 +167,12 @@ NUM_THREADS = Flag(
     "--num-threads", MEMORY, "Compute threads of a rank.", values.whole_number(1, 1024), metavar="N",
     shown_default="(cores - 1) / local ranks, at least 1",
 )  # fmt: skip
+NUM_SPARE_THREADS = Flag(
+    "--num-spare-threads", MEMORY,
+    "Native compute threads of a rank beside --num-threads, resting while others need their cores.",
+    values.whole_number(0, 1024), metavar="N",
+    shown_default="what is left of cores / local ranks; none where --num-threads is given",
+)  # fmt: skip
 
 SHUTDOWN_TIMEOUT = Flag("--shutdown-timeout", OPERATION, "Time for running answers to finish after SIGTERM or Ctrl-C.",
                         values.seconds, 30.0, metavar="SECONDS", unit="seconds")  # fmt: skip
@@ -277,7 +283,7 @@ SERVE = (
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     RESPONSE_STORE_SIZE, RESPONSE_TTL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
-    MAX_NUM_QUEUED_REQS, NUM_THREADS,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS,
     SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, MAX_EARLY_DEATHS,
     ON_GIVEN_UP, MAX_RANK_LOSSES, RUNTIME_DIR, *DOORS,
     LOG_LEVEL, LOG_FORMAT,
@@ -296,7 +302,7 @@ ENGINE = (
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
-    MAX_NUM_QUEUED_REQS, NUM_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,
+    MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,
     LOG_FORMAT,
 )  # fmt: skip
 GATEWAY = (

@@ -144,6 +144,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
             max_queued=values["max_num_queued_reqs"],
             prefix_caching=values["enable_prefix_caching"],
             num_threads=values["num_threads"],
+            num_spare_threads=values["num_spare_threads"] or 0,
         ),
         head_target=values["head_target"],
         deployment_id=values["deployment_id"],

@@ -30,6 +30,7 @@ def engine_config(
     max_queued: int,
     prefix_caching: bool,
     num_threads: int | None,
+    num_spare_threads: int = 0,
 ) -> EngineConfig:
     """Raises ValueError, naming the field, for values that cannot work."""
     return EngineConfig(
@@ -54,4 +55,5 @@ def engine_config(
         max_queued=max_queued,
         prefix_caching=prefix_caching,
         num_threads=num_threads,
+        num_spare_threads=num_spare_threads,
     )

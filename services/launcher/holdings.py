@@ -55,13 +55,11 @@ class Holdings:
             find_devices=lambda: devices.find_devices(os.environ),
             torch_has_cuda=devices.torch_is_built_for_cuda,
         )
-        num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
+        threads = plan.threads_per_rank(options, plan.num_usable_cores())
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
         host = self._engine_host()
         if options.headless:
-            return Places(
-                runtime_dir, self._model_path, self._names, num_threads, engine_host=host, assignment=assignment
-            )
+            return Places(runtime_dir, self._model_path, self._names, threads, engine_host=host, assignment=assignment)
         self._http = listen_http(options.host, options.port)
         taking.callback(self._http.close)
         grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
@@ -72,7 +70,7 @@ class Holdings:
             runtime_dir,
             self._model_path,
             self._names,
-            num_threads,
+            threads,
             engine_host=host,
             http_fds=self._http.fds,
             grpc_port=grpc_port.port,

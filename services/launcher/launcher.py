@@ -201,7 +201,7 @@ class Launcher:
 
     def _say_where(self) -> None:
         options, places = self._options, self._places
-        num_ranks, threads = options.num_local_ranks, places.num_threads
+        num_ranks, threads = options.num_local_ranks, places.threads.reserved
         gpus = places.assignment.ids if places.assignment is not None else ()
         self._screen.say(
             f"Muster {__version__}: {places.served_model_names[0]}, {num_ranks} of {options.data_parallel_size} "

@@ -66,6 +66,7 @@ class ServeOptions:
     enable_prefix_caching: bool
     max_num_queued_reqs: int
     num_threads: int | None
+    num_spare_threads: int | None
     shutdown_timeout: float
     ready_timeout: float
     heartbeat_interval: float

@@ -34,13 +34,21 @@ class ChildSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ThreadShare:
+    """Compute threads of one rank: those that always compute, and spare ones that rest while others need their core."""
+
+    reserved: int
+    spare: int
+
+
+@dataclass(frozen=True, slots=True)
 class Places:
     """What the launcher found out before it starts anything."""
 
     runtime_dir: Path
     model_path: Path
     served_model_names: tuple[str, ...]
-    num_threads: int
+    threads: ThreadShare
     engine_host: str
     http_fds: tuple[int, ...] = ()
     grpc_port: int = 0  # reserved, the real one
@@ -126,11 +134,12 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--max-num-batched-tokens", str(options.max_num_batched_tokens)]
     arguments += ["--max-num-queued-reqs", str(options.max_num_queued_reqs)]
     arguments += ["--enable-prefix-caching" if options.enable_prefix_caching else "--no-enable-prefix-caching"]
-    arguments += ["--num-threads", str(places.num_threads)]
+    arguments += ["--num-threads", str(places.threads.reserved), "--num-spare-threads", str(places.threads.spare)]
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
     arguments += _given("--head-timeout", options.head_timeout)
     # torch and its libraries size their thread pools when they are imported, before any flag is read.
-    threads = (("OMP_NUM_THREADS", str(places.num_threads)), ("MKL_NUM_THREADS", str(places.num_threads)))
+    num_threads = str(places.threads.reserved)
+    threads = (("OMP_NUM_THREADS", num_threads), ("MKL_NUM_THREADS", num_threads))
     return ChildSpec(
         name,
         (*arguments, *options.security.flags(), *_logging(options)),
@@ -193,9 +202,13 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
-def threads_per_rank(num_cores: int, num_local_ranks: int) -> int:
-    """One core is left to gateway and head: compute threads that outnumber the cores slow each other down."""
-    return max(1, (num_cores - 1) // max(1, num_local_ranks))
+def threads_per_rank(options: ServeOptions, num_cores: int) -> ThreadShare:
+    """One core is left to gateway and head while they need it. What was given is kept to."""
+    num_ranks = max(1, options.num_local_ranks)
+    reserved = options.num_threads or max(1, (num_cores - 1) // num_ranks)
+    if options.num_spare_threads is not None:
+        return ThreadShare(reserved, options.num_spare_threads)
+    return ThreadShare(reserved, 0 if options.num_threads else max(0, num_cores // num_ranks - reserved))
 
 
 def num_usable_cores() -> int:

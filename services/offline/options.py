@@ -49,8 +49,8 @@ def offline_run(arguments: Sequence[str], environment: Mapping[str, str]) -> Off
     except ModelNotFoundError as error:
         raise FlagValueError(str(error)) from None
     names = options.served_model_name or (model.name,)
-    num_threads = options.num_threads or plan.threads_per_rank(plan.num_usable_cores(), options.num_local_ranks)
-    places = Places(Path(), model.path, names, num_threads, engine_host="127.0.0.1")
+    threads = plan.threads_per_rank(options, plan.num_usable_cores())
+    places = Places(Path(), model.path, names, threads, engine_host="127.0.0.1")
     # The same flags as an engine's, read by the same code; those about its ports and its head have no effect.
     ranks = tuple(
         replace(spec, name=f"rank {number}", arguments=("offline-rank", *spec.arguments[1:]))

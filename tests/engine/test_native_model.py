@@ -118,8 +118,10 @@ def test_a_mixed_step_is_its_sequences_alone(isa: str) -> None:
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_the_number_of_threads_changes_no_bit(isa: str) -> None:
     results = []
-    for num_threads in (1, 2, 3):
-        stepper = NativeStepper(TINY_CONFIG, StateWeights(tiny_state()), isa, num_threads=num_threads)
+    for num_threads, num_spare in ((1, 0), (2, 0), (3, 0), (1, 1), (2, 2)):
+        stepper = NativeStepper(
+            TINY_CONFIG, StateWeights(tiny_state()), isa, num_threads=num_threads, num_spare_threads=num_spare
+        )
         parts = _mixed_step()
         for part in parts:
             if part.begin:

@@ -146,10 +146,18 @@ class NativeStepper:
         instruction_set: str,
         *,
         num_threads: int = 1,
+        num_spare_threads: int = 0,
         num_blocks: int = 64,
         block_size: int = 16,
     ) -> None:
-        self.model = NativeModel(native_library(), instruction_set, config, weights, num_threads=num_threads)
+        self.model = NativeModel(
+            native_library(),
+            instruction_set,
+            config,
+            weights,
+            num_threads=num_threads,
+            num_spare_threads=num_spare_threads,
+        )
         self.block_size = block_size
         self.cache = make_cache(config, num_blocks, block_size)
         self.attention = NativeAttention(self.model, self.cache)

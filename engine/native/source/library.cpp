@@ -109,13 +109,20 @@ const muster::Quantisers* best_quantisers() {
 // Whether this processor, and this build, run the kernels of that name: "amx", "avx512", "avx2" or "portable".
 MUSTER_API int muster_has_kernels(const char* name) { return kernels_named(name) != nullptr; }
 
-MUSTER_API Model* muster_model_new(const muster::Shape* shape, const char* kernels, int num_threads,
+MUSTER_API Model* muster_model_new(const muster::Shape* shape, const char* kernels, int num_threads, int num_spare,
                                    const float* frequencies) {
   const Kernels* table = kernels_named(kernels);
   if (table == nullptr) return nullptr;
-  auto* model = new (std::nothrow) Model(*shape, table, num_threads);
+  auto* model = new (std::nothrow) Model(*shape, table, num_threads, num_spare);
   if (model != nullptr) model->frequencies.assign(frequencies, frequencies + shape->head_dim / 2);
   return model;
+}
+
+// The decision about spare threads, for tests: `out` gets for each step whether the next one uses them.
+MUSTER_API void muster_spare_decisions(const double* step_s, const double* waited_s, const double* now_s, int steps,
+                                       uint8_t* out) {
+  muster::Spare spare;
+  for (int i = 0; i < steps; ++i) out[i] = spare.after_step(step_s[i], waited_s[i], now_s[i]);
 }
 
 MUSTER_API void muster_model_free(Model* model) { delete model; }

@@ -18,8 +18,12 @@ int Linear::outputs() const {
   return total;
 }
 
-Model::Model(const Shape& shape, const Kernels* kernels, int num_threads)
-    : layers(shape.num_layers), shape_(shape), kernels_(kernels), threads_(num_threads), scratches_(threads_.count()) {
+Model::Model(const Shape& shape, const Kernels* kernels, int num_threads, int num_spare)
+    : layers(shape.num_layers),
+      shape_(shape),
+      kernels_(kernels),
+      threads_(num_threads + num_spare, num_spare),
+      scratches_(threads_.count()) {
   if (shape_.window <= 0) shape_.window = INT32_MAX / 2;
 }
 
@@ -30,6 +34,7 @@ Model::~Model() {
 }
 
 void Model::forward(const int64_t* token_ids, const int64_t* positions, float* out) {
+  threads_.begin_step();
   const int hidden = shape_.hidden_size;
   float* x = floats(&stream_, static_cast<size_t>(num_tokens_) * hidden);
   find_angles(positions);
@@ -38,6 +43,7 @@ void Model::forward(const int64_t* token_ids, const int64_t* positions, float* o
   }
   for (int index = 0; index < shape_.num_layers; ++index) run_layer(index, x);
   std::memcpy(out, x, static_cast<size_t>(num_tokens_) * hidden * sizeof(float));
+  threads_.end_step();
 }
 
 void Model::run_layer(int index, float* x) {
@@ -128,7 +134,7 @@ Activations& Model::prepare_for(Stage stage, const Linear& linear, int rows) {
 void Model::multiply(const Linear& linear, const Activations& x, float* out, int stride, bool accumulate) {
   for (const auto& part : linear.parts) {
     // A few pieces per thread even out a core that others use; pairs of panels are what the tile kernel takes.
-    const int pieces = threads_.count() > 1 ? threads_.count() * 4 : 1;
+    const int pieces = threads_.active() > 1 ? threads_.active() * 4 : 1;
     const int grain = ((part.num_panels + pieces - 1) / pieces + 1) / 2 * 2;
     threads_.each(part.num_panels, grain, [&](int begin, int end, int thread) {
       kernels_->multiply(part, x, out, stride, accumulate, begin, end, &scratches_[thread]);
@@ -139,9 +145,9 @@ void Model::multiply(const Linear& linear, const Activations& x, float* out, int
 
 int Model::row_grain(int rows) const {
   // Below some rows per thread, handing work over costs more than doing it.
-  const int pieces = threads_.count() * 2;
+  const int pieces = threads_.active() * 2;
   const int grain = (rows + pieces - 1) / pieces;
-  return threads_.count() == 1 ? (rows > 0 ? rows : 1) : (grain < 4 ? 4 : grain);
+  return threads_.active() == 1 ? (rows > 0 ? rows : 1) : (grain < 4 ? 4 : grain);
 }
 
 }  // namespace muster

@@ -54,7 +54,7 @@ struct Plan {
 
 class Model {
  public:
-  Model(const Shape& shape, const Kernels* kernels, int num_threads);
+  Model(const Shape& shape, const Kernels* kernels, int num_threads, int num_spare);
   ~Model();
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;

@@ -3,8 +3,10 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 
 namespace muster {
@@ -23,9 +25,15 @@ void pause_briefly() {
 #endif
 }
 
+double now_s() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
 }  // namespace
 
-Threads::Threads(int count) {
+Threads::Threads(int count, int num_spare) {
   workers_.resize(count > 1 ? count - 1 : 0);
   int started = 0;
   for (auto& worker : workers_) {
@@ -34,18 +42,38 @@ Threads::Threads(int count) {
     ++started;
   }
   workers_.resize(started);
+  num_reserved_ = std::max(1, std::min(count - num_spare, started + 1));
+  active_ = started + 1;
+}
+
+void Threads::begin_step() {
+  if (num_reserved_ == count()) return;
+  step_began_s_ = now_s();
+  waited_s_ = 0;
+}
+
+void Threads::end_step() {
+  if (num_reserved_ == count()) return;
+  const double now = now_s();
+  const int active = spare_.after_step(now - step_began_s_, waited_s_, now) ? count() : num_reserved_;
+  if (active > active_.exchange(active)) {
+    spare_bell_.fetch_add(1);
+    syscall(SYS_futex, &spare_bell_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
 }
 
 Threads::~Threads() {
   stopping_ = true;
-  bell_.fetch_add(1);
-  syscall(SYS_futex, &bell_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  for (auto* bell : {&bell_, &spare_bell_}) {
+    bell->fetch_add(1);
+    syscall(SYS_futex, bell, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+  }
   for (auto& worker : workers_) pthread_join(worker.handle, nullptr);
 }
 
 void Threads::run(int size, int grain, Body body, void* context) {
   if (size <= 0) return;
-  if (workers_.empty() || size <= grain) {
+  if (active() == 1 || size <= grain) {
     body(context, 0, size, 0);
     return;
   }
@@ -61,12 +89,14 @@ void Threads::run(int size, int grain, Body body, void* context) {
   if (sleepers_.load() > 0) syscall(SYS_futex, &bell_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
   while (take_piece(0)) {
   }
-  for (int turns = 0; unfinished_.load(std::memory_order_acquire) != 0; ++turns) {
-    if (turns < kSpins)
-      pause_briefly();
-    else
-      sched_yield();
+  for (int turns = 0; turns < kSpins; ++turns) {
+    if (unfinished_.load(std::memory_order_acquire) == 0) return;
+    pause_briefly();
   }
+  // Longer than any piece takes: whoever has the last one has lost its core.
+  const double began_s = now_s();
+  while (unfinished_.load(std::memory_order_acquire) != 0) sched_yield();
+  waited_s_ += now_s() - began_s;
 }
 
 bool Threads::take_piece(int thread) {
@@ -86,6 +116,10 @@ bool Threads::take_piece(int thread) {
 void Threads::work(int index) {
   int turns = 0;
   while (!stopping_.load(std::memory_order_relaxed)) {
+    if (index >= active()) {
+      rest(index);
+      continue;
+    }
     const uint32_t bell = bell_.load();
     if (take_piece(index)) {
       turns = 0;
@@ -107,6 +141,12 @@ void Threads::sleep(uint32_t seen) {
   // A bell that rang since `seen` was read makes the kernel return at once.
   if (!stopping_.load()) syscall(SYS_futex, &bell_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
   sleepers_.fetch_sub(1);
+}
+
+void Threads::rest(int index) {
+  const uint32_t seen = spare_bell_.load();
+  if (index < active() || stopping_.load()) return;
+  syscall(SYS_futex, &spare_bell_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
 void* Threads::entry(void* worker) {

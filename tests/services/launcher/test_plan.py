@@ -10,14 +10,14 @@ from services.cli import flag_table
 from services.cli.flag import Flag, read_flags
 from services.cli.parser import build_parser
 from services.launcher import plan
-from services.launcher.plan import ChildSpec, Places
+from services.launcher.plan import ChildSpec, Places, ThreadShare
 from tests.services.launcher.serve_options import serve_options
 
 PLACES = Places(
     runtime_dir=Path("/run/m"),
     model_path=Path("/models/tiny"),
     served_model_names=("tiny", "alias"),
-    num_threads=3,
+    threads=ThreadShare(3, 1),
     engine_host="127.0.0.1",
     http_fds=(7, 8),
     grpc_port=8001,
@@ -77,13 +77,18 @@ def test_every_setting_of_an_engine_is_handed_down() -> None:
         "--attention-backend torch --enforce-eager --max-cudagraph-capture-size 8 --gpu-memory-utilization 0.55 "
         "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
         "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
+        "--num-spare-threads 5 "
         "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h "
         f"{DOORS}"
     )
     options = serve_options(line)
     values = parsed(plan.plan_engines(options, PLACES)[0], flag_table.ENGINE)
     # What the launcher itself works out, from these flags, is in its places.
-    worked_out = {flag_table.SERVED_MODEL_NAME: PLACES.served_model_names, flag_table.NUM_THREADS: PLACES.num_threads}
+    worked_out = {
+        flag_table.SERVED_MODEL_NAME: PLACES.served_model_names,
+        flag_table.NUM_THREADS: 3,
+        flag_table.NUM_SPARE_THREADS: 1,
+    }
     for flag in set(flag_table.SERVE) & set(flag_table.ENGINE):
         given = getattr(options, flag.field)
         assert given != flag.default, f"give {flag.name} another value than its default in this test"
@@ -170,10 +175,18 @@ def test_children_do_not_read_the_launchers_variables() -> None:
 
 
 def test_threads_leave_a_core_and_never_reach_zero() -> None:
-    assert plan.threads_per_rank(2, 2) == 1
-    assert plan.threads_per_rank(9, 2) == 4
-    assert plan.threads_per_rank(1, 1) == 1
-    assert plan.threads_per_rank(8, 0) == 7
+    def share(flags: str, num_cores: int) -> tuple[int, int]:
+        found = plan.threads_per_rank(serve_options(flags), num_cores)
+        return found.reserved, found.spare
+
+    assert share("", 2) == (1, 1)
+    assert share("", 1) == (1, 0)
+    assert share("-dp 2", 2) == (1, 0)
+    assert share("-dp 2", 9) == (4, 0)
+    assert share("-dp 2", 8) == (3, 1)
+    assert share("--num-threads 2", 8) == (2, 0)
+    assert share("--num-threads 2 --num-spare-threads 1", 8) == (2, 1)
+    assert share("--num-spare-threads 0", 8) == (7, 0)
 
 
 def test_hosts_and_ports_are_joined_as_urls_want_them() -> None:
