@@ -13,7 +13,7 @@ import pytest
 
 from services.launcher.kept_child import KeptChild
 from services.launcher.node import Node
-from services.launcher.plan import ChildSpec, Places
+from services.launcher.plan import ChildSpec, Places, ThreadShare
 from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Screen
 from tests.services.launcher.serve_options import serve_options
@@ -34,7 +34,7 @@ class Nodes:
     def __init__(self, flags: str, *, engines: tuple[str, ...], gateway: str = LIVES, ready: bool = True) -> None:
         self.out = io.StringIO()
         options = serve_options(f"--max-early-deaths 2 {flags}")
-        places = Places(Path("/nowhere"), Path("/nowhere/m"), ("m",), 1, "127.0.0.1")
+        places = Places(Path("/nowhere"), Path("/nowhere/m"), ("m",), ThreadShare(1, 0), "127.0.0.1")
         self.node = Node(
             options,
             places,
