@@ -145,14 +145,22 @@ def test_an_engine_that_does_not_fit_is_turned_away_and_the_right_one_joins(laun
     assert head.stop() == 0
 
 
-def test_a_checkpoint_that_cannot_be_read_stops_everything_with_its_reason(launch: Launch) -> None:
+def test_what_the_flags_alone_rule_out_starts_nothing(launch: Launch) -> None:
     cluster = launch("--max-model-len", "100000000", "--num-blocks", "2")
-    assert cluster.wait() == 2  # usage: caught before anything was started
-    cluster = launch("--device", "cuda")
-    assert cluster.wait() == 1
+    assert cluster.wait() == 2
+    assert "engine" not in cluster.output
+
+
+def test_a_checkpoint_that_cannot_be_read_stops_everything_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with Cluster(broken, *FLAGS) as cluster:
+        assert cluster.wait() == 1
     last = cluster.output.splitlines()[-1]
     assert "engine 0 failed" in last
-    assert "cuda" in last.lower()
+    assert "model.safetensors" in last
 
 
 def test_a_tokenizer_that_cannot_be_built_stops_everything_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:

@@ -136,7 +136,15 @@ def test_junk_at_run_time_changes_nothing(running: Cluster) -> None:
 
 def test_the_rank_that_is_missing_is_named_while_it_is_waited_for(incomplete: Cluster) -> None:
     """T1: within 10 s the log, and at once /readyz and `muster status`, name the rank and where it is expected from."""
-    told = httpx.get(f"{incomplete.url}/readyz", timeout=10).json()
+
+    def readiness() -> dict[str, Any] | None:
+        try:
+            answer = httpx.get(f"{incomplete.url}/readyz", timeout=10).json()
+        except httpx.ConnectError:  # the address is known before the gateway has come up
+            return None
+        return dict(answer) if answer["num_ranks"] else None  # without ranks it has not reached the head yet
+
+    told = incomplete.wait_for(readiness, "a gateway that has seen the head")
     assert (told["num_ready"] <= 1, told["num_ranks"]) == (True, 2)
     assert [rank["state"] for rank in told["ranks"] if rank["rank"] == 1] == ["missing"]
     shown = subprocess.run(
