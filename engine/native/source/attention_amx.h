@@ -15,12 +15,6 @@ MUSTER_INLINE bool tiles_fit(const Cache& cache) {
   return cache.block_size % kTileTokens == 0 && cache.head_dim % kChunk == 0;
 }
 
-MUSTER_INLINE void configure_tiles() {
-  TileShape shape;
-  for (int tile = 0; tile < 8; ++tile) shape.set(tile, 16, 64);
-  _tile_loadconfig(&shape);
-}
-
 // Queries of up to sixteen lanes as right operands: [D/32][16 pairs][16 lanes][2]. A null lane is zero.
 MUSTER_INLINE void pack_queries(const float* const (&lanes)[kLanes], int dim, uint16_t* out) {
   std::memset(out, 0, static_cast<size_t>(dim) * kLanes * 2);
@@ -86,7 +80,7 @@ void attend_one(const Cache& cache, const Context& context, const float* q, floa
     for (int h = g * group; h < num_heads && h < (g + 1) * group; ++h) lanes[h] = row + (first_head + h) * dim;
     pack_queries(lanes, dim, queries + static_cast<size_t>(g) * dim * kLanes);
   }
-  configure_tiles();
+  configure_whole_tiles();
   score_tiles<true>(cache, context, queries, first_head / group, num_groups, from, to, scores);
   _tile_release();
   float* visible = scores + static_cast<size_t>(first - from) * kLanes;
@@ -182,7 +176,7 @@ void attend_many(const Cache& cache, const Context& context, const float* q, flo
   auto* queries = reinterpret_cast<uint16_t*>(weights + most * kLanes * 2);
   const uint16_t* values = context.transposed + static_cast<size_t>(kv_head) * dim * context.transposed_stride;
   alignas(64) float sums[16 * kLanes];
-  configure_tiles();
+  configure_whole_tiles();
   for (int i = begin; i < end; i += kLanes) {
     const int num_lanes = end - i < kLanes ? end - i : kLanes;
     const int position = context.length - context.num_queries + i;

@@ -36,7 +36,9 @@ struct Matrix {
   size_t high_offset;     // five and six bits only
   size_t panel_bytes;
   const uint8_t* data;
-  const float* bias;  // [N] or null
+  const float* bias;        // [N] or null
+  const uint8_t* after;     // what a step reads next; null: unknown
+  size_t after_bytes;
 };
 
 // How the rows of a product's left side have to be prepared.
@@ -95,6 +97,10 @@ struct Kernels {
   // out[m][n] (+)= sum over k of x[m][k] * w[n][k], for panels [begin, end). `stride`: floats between rows of out.
   void (*multiply)(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);
+  // to = silu(x * gate) * (x * up), in bfloat16, for panels [begin, end) of two matrices without bias whose N is a
+  // multiple of 32, where `format` asks for bfloat16; null where that does not pay.
+  void (*multiply_gated)(const Matrix& gate, const Matrix& up, const Activations& x, const Activations& to, int begin,
+                         int end, Scratch* scratch);
   void (*read_row)(const Matrix& matrix, int row, float* out);  // one output's weights: an embedding
   void (*normalise)(const float* x, const float* weight, int size, float eps, float* out);
   void (*gate)(const float* gate, const float* up, int size, float* out);  // silu(gate) * up

@@ -19,8 +19,8 @@ void multiply(const Matrix& matrix, const Activations& x, float* out, size_t str
 }
 
 constexpr Kernels plain_kernels(const char* name) {
-  return {name, choose_format, multiply, read_row, normalise, gate, prepare, rotate, round_row, attend_one_plain,
-          attend_many_plain, nullptr};
+  return {name,    choose_format, multiply,  nullptr,          read_row,          normalise, gate,
+          prepare, rotate,        round_row, attend_one_plain, attend_many_plain, nullptr};
 }
 
 }  // namespace

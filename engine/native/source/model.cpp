@@ -34,6 +34,7 @@ Model::~Model() {
 }
 
 void Model::forward(const int64_t* token_ids, const int64_t* positions, float* out) {
+  if (!linked_) link_matrices();
   threads_.begin_step();
   const int hidden = shape_.hidden_size;
   float* x = floats(&stream_, static_cast<size_t>(num_tokens_) * hidden);
@@ -48,7 +49,7 @@ void Model::forward(const int64_t* token_ids, const int64_t* positions, float* o
 
 void Model::run_layer(int index, float* x) {
   const Layer& layer = layers[index];
-  const int tokens = num_tokens_, hidden = shape_.hidden_size, intermediate = shape_.intermediate_size;
+  const int tokens = num_tokens_, hidden = shape_.hidden_size;
   const int heads_width = shape_.num_heads * shape_.head_dim;
   const int qkv_width = layer.qkv.outputs();
   const int grain = row_grain(tokens);
@@ -79,9 +80,18 @@ void Model::run_layer(int index, float* x) {
 
   const Activations& mlp_input = prepare_for(kInput, layer.gate_up, tokens);
   normalise_rows(layer.mlp_norm, mlp_input);
-  float* gated = floats(&gated_, static_cast<size_t>(tokens) * 2 * intermediate);
-  multiply(layer.gate_up, mlp_input, gated, 2 * intermediate, false);
   const Activations& inner = prepare_for(kGated, layer.down, tokens);
+  if (gates_fit(layer, tokens))
+    run_gates_at_once(layer, mlp_input, inner);
+  else
+    run_gates(layer, mlp_input, inner, grain);
+  multiply(layer.down, inner, x, hidden, true);
+}
+
+void Model::run_gates(const Layer& layer, const Activations& input, const Activations& inner, int grain) {
+  const int tokens = inner.rows, intermediate = shape_.intermediate_size;
+  float* gated = floats(&gated_, static_cast<size_t>(tokens) * 2 * intermediate);
+  multiply(layer.gate_up, input, gated, 2 * intermediate, false);
   threads_.each(tokens, grain, [&](int begin, int end, int) {
     for (int t = begin; t < end; ++t) {
       float* row = gated + static_cast<size_t>(t) * 2 * intermediate;
@@ -89,7 +99,21 @@ void Model::run_layer(int index, float* x) {
       kernels_->prepare(row, t, inner);
     }
   });
-  multiply(layer.down, inner, x, hidden, true);
+}
+
+bool Model::gates_fit(const Layer& layer, int tokens) const {
+  if (kernels_->multiply_gated == nullptr || layer.gate_up.parts.size() != 2) return false;
+  if (shape_.intermediate_size % 32 != 0) return false;
+  for (const auto& part : layer.gate_up.parts)
+    if (part.bias != nullptr || kernels_->format(part.codes, tokens) != Format::kBfloat16) return false;
+  return kernels_->format(layer.down.parts[0].codes, tokens) == Format::kBfloat16;
+}
+
+void Model::run_gates_at_once(const Layer& layer, const Activations& input, const Activations& inner) {
+  const Matrix &gate = layer.gate_up.parts[0], &up = layer.gate_up.parts[1];
+  threads_.each(gate.num_panels, panel_grain(gate), [&](int begin, int end, int thread) {
+    kernels_->multiply_gated(gate, up, input, inner, begin, end, &scratches_[thread]);
+  });
 }
 
 void Model::logits(const float* hidden, int rows, float* out) {
@@ -133,14 +157,36 @@ Activations& Model::prepare_for(Stage stage, const Linear& linear, int rows) {
 
 void Model::multiply(const Linear& linear, const Activations& x, float* out, int stride, bool accumulate) {
   for (const auto& part : linear.parts) {
-    // A few pieces per thread even out a core that others use; pairs of panels are what the tile kernel takes.
-    const int pieces = threads_.active() > 1 ? threads_.active() * 4 : 1;
-    const int grain = ((part.num_panels + pieces - 1) / pieces + 1) / 2 * 2;
-    threads_.each(part.num_panels, grain, [&](int begin, int end, int thread) {
+    threads_.each(part.num_panels, panel_grain(part), [&](int begin, int end, int thread) {
       kernels_->multiply(part, x, out, stride, accumulate, begin, end, &scratches_[thread]);
     });
     out += part.rows;
   }
+}
+
+int Model::panel_grain(const Matrix& matrix) const {
+  // A few pieces per thread even out a core that others use; pairs of panels are what the tile kernel takes.
+  const int pieces = threads_.active() > 1 ? threads_.active() * 4 : 1;
+  return ((matrix.num_panels + pieces - 1) / pieces + 1) / 2 * 2;
+}
+
+// Tells each matrix what follows it in a step, so that it is on its way when its turn comes.
+void Model::link_matrices() {
+  constexpr size_t kMost = 256 << 10;
+  Matrix* before = nullptr;
+  const auto link = [&](Linear& linear) {
+    for (auto& part : linear.parts) {
+      const size_t size = part.num_panels * part.panel_bytes;
+      if (before != nullptr) {
+        before->after = part.data;
+        before->after_bytes = size < kMost ? size : kMost;
+      }
+      before = &part;
+    }
+  };
+  for (auto& layer : layers)
+    for (auto* linear : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) link(*linear);
+  linked_ = true;
 }
 
 int Model::row_grain(int rows) const {

@@ -90,12 +90,17 @@ class Model {
   Activations& prepare_for(Stage stage, const Linear& linear, int rows);
   void multiply(const Linear& linear, const Activations& x, float* out, int stride, bool accumulate);
   void run_layer(int index, float* x);
+  void run_gates(const Layer& layer, const Activations& input, const Activations& inner, int grain);
+  void run_gates_at_once(const Layer& layer, const Activations& input, const Activations& inner);
+  bool gates_fit(const Layer& layer, int tokens) const;
+  void link_matrices();
   void finish_heads(const Layer& layer, const Cache& cache, int first, int last);
   void store_row(const Cache& cache, int row, const float* k, const float* v);
   void attend_heads(const Cache& cache, const float* q, int q_stride, float* out);
   void attend_prefills(const Cache& cache, const float* q, int q_stride, float* out);
   void find_angles(const int64_t* positions);
   Cache cache_of(int layer) const;
+  int panel_grain(const Matrix& matrix) const;
   int row_grain(int rows) const;
 
   Shape shape_;
@@ -105,6 +110,7 @@ class Model {
   std::vector<Context> contexts_;
   std::vector<int64_t> slots_;
   std::vector<int32_t> tables_;
+  bool linked_ = false;
   int num_decodes_ = 0;
   int num_tokens_ = 0;
   Activations activations_[kNumStages] = {};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "multiply_wide.h"
+#include "rows.h"
 
 namespace muster {
 namespace {
@@ -219,70 +220,78 @@ MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, 
     put_tile(matrix, panel, sums, target, stride, accumulate);                     \
   }
 
-// Memory that is wanted soon, fetched bit by bit while the tile unit is busy.
+// Memory that is wanted soon, fetched bit by bit while the tile unit is busy: one range, then another.
 struct Ahead {
   const uint8_t* next;
   const uint8_t* end;
+  const uint8_t* then;
+  const uint8_t* then_end;
 };
 
 MUSTER_INLINE void fetch_some(Ahead& ahead) {
-  if (ahead.next >= ahead.end) return;
+  if (ahead.next >= ahead.end) {
+    if (ahead.then >= ahead.then_end) return;
+    ahead.next = ahead.then;
+    ahead.end = ahead.then_end;
+    ahead.then = ahead.then_end;
+  }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead.next) + i * 64, _MM_HINT_T1);
   ahead.next += 256;
 }
 
-// All rows by one or two panels, 32 rows a turn: up to four accumulating tiles, four loads.
+// Sixteen or thirty-two rows by one or two panels: up to four accumulating tiles, four loads. The rows are loaded again
+// for every panel, so they belong in the nearest cache; panels pass by it and leave the rows there.
+// `between(b)` is done before block b, while the tile unit is busy.
+template <bool kTwo, bool kBoth, class Between>
+MUSTER_INLINE void add_products(const uint16_t* upper, const uint16_t* lower, const uint8_t* first,
+                                const uint8_t* second, int num_blocks, const Between& between) {
+  for (int b = 0; b < num_blocks; ++b) {
+    between(b);
+    _tile_loadd(4, upper + b * 16 * kBlock, 64);
+    _tile_stream_loadd(6, first + b * 1024, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (kBoth) {
+      _tile_loadd(5, lower + b * 16 * kBlock, 64);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if (kTwo) {
+      _tile_stream_loadd(7, second + b * 1024, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if (kBoth) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+}
+
+// Blocks [from, from + num_blocks) of rows [row, row + 32) by one or two panels that lie at `first` and `second`.
 template <bool kTwo>
 MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, const uint8_t* first,
-                                   const uint8_t* second, int panel, float* out, size_t stride, bool accumulate,
-                                   Ahead ahead) {
+                                   const uint8_t* second, int panel, int row, int from, int num_blocks, float* out,
+                                   size_t stride, bool accumulate, Ahead& ahead) {
   alignas(64) float sums[16 * 16];
-  const int num_blocks = matrix.num_blocks;
-  for (int row = 0; row < x.rows; row += 32) {
-    const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
-    const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;
-    const bool both = x.rows - row > 16;
-    const Target t0 = target_of(matrix, panel, row, x.rows, out, stride);
-    const Target t1 = target_of(matrix, panel + 1, row, x.rows, out, stride);
-    const Target t2 = target_of(matrix, panel, row + 16, x.rows, out, stride);
-    const Target t3 = target_of(matrix, panel + 1, row + 16, x.rows, out, stride);
-    MUSTER_BEGIN_TILE(0, panel, t0)
-    if (kTwo) MUSTER_BEGIN_TILE(1, panel + 1, t1)
-    if (both) {
-      MUSTER_BEGIN_TILE(2, panel, t2)
-      if (kTwo) MUSTER_BEGIN_TILE(3, panel + 1, t3)
-      for (int b = 0; b < num_blocks; ++b) {
-        fetch_some(ahead);
-        _tile_loadd(4, upper + b * 16 * kBlock, 64);
-        _tile_loadd(6, first + b * 1024, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, lower + b * 16 * kBlock, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        if (kTwo) {
-          _tile_loadd(7, second + b * 1024, 64);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_dpbf16ps(3, 5, 7);
-        }
-      }
-    } else {
-      for (int b = 0; b < num_blocks; ++b) {
-        fetch_some(ahead);
-        _tile_loadd(4, upper + b * 16 * kBlock, 64);
-        _tile_loadd(6, first + b * 1024, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        if (kTwo) {
-          _tile_loadd(7, second + b * 1024, 64);
-          _tile_dpbf16ps(1, 4, 7);
-        }
-      }
-    }
-    MUSTER_END_TILE(0, panel, t0)
-    if (kTwo) MUSTER_END_TILE(1, panel + 1, t1)
-    if (both) {
-      MUSTER_END_TILE(2, panel, t2)
-      if (kTwo) MUSTER_END_TILE(3, panel + 1, t3)
-    }
+  const uint16_t* upper = x.halves + block_index(x, row, from) * kBlock;
+  const uint16_t* lower = x.halves + block_index(x, row + 16, from) * kBlock;
+  first += from * 1024;
+  second += from * 1024;
+  const bool both = x.rows - row > 16;
+  const Target t0 = target_of(matrix, panel, row, x.rows, out, stride);
+  const Target t1 = target_of(matrix, panel + 1, row, x.rows, out, stride);
+  const Target t2 = target_of(matrix, panel, row + 16, x.rows, out, stride);
+  const Target t3 = target_of(matrix, panel + 1, row + 16, x.rows, out, stride);
+  MUSTER_BEGIN_TILE(0, panel, t0)
+  if (kTwo) MUSTER_BEGIN_TILE(1, panel + 1, t1)
+  if (both) {
+    MUSTER_BEGIN_TILE(2, panel, t2)
+    if (kTwo) MUSTER_BEGIN_TILE(3, panel + 1, t3)
+    add_products<kTwo, true>(upper, lower, first, second, num_blocks, [&](int) { fetch_some(ahead); });
+  } else {
+    add_products<kTwo, false>(upper, lower, first, second, num_blocks, [&](int) { fetch_some(ahead); });
+  }
+  MUSTER_END_TILE(0, panel, t0)
+  if (kTwo) MUSTER_END_TILE(1, panel + 1, t1)
+  if (both) {
+    MUSTER_END_TILE(2, panel, t2)
+    if (kTwo) MUSTER_END_TILE(3, panel + 1, t3)
   }
 }
 
@@ -301,24 +310,132 @@ MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t*
   return room;
 }
 
-void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
-                 int end, Scratch* scratch) {
-  const size_t panel_size = static_cast<size_t>(matrix.num_blocks) * 1024;
-  auto* room = static_cast<uint8_t*>(reserve(scratch, 2 * panel_size));
+// Panels that are unpacked together fit the second-level cache beside the rows; each row is then fetched from afar
+// once for all of them.
+constexpr size_t kRoomBytes = 512 << 10;
+constexpr int kMostPanels = 32;
+// Blocks of inputs at a time: 32 rows of so many (36 KiB) stay in the first-level cache.
+constexpr int kBlocksAtOnce = 18;
+
+MUSTER_INLINE int panels_at_once(const Matrix& matrix) {
+  const size_t fit = kRoomBytes / (static_cast<size_t>(matrix.num_blocks) * 1024) / 2 * 2;
+  return fit < 2 ? 2 : (fit > kMostPanels ? kMostPanels : static_cast<int>(fit));
+}
+
+MUSTER_INLINE void configure_whole_tiles() {
   TileShape shape;
   for (int tile = 0; tile < 8; ++tile) shape.set(tile, 16, 64);
   _tile_loadconfig(&shape);
-  int panel = begin;
-  for (; panel + 1 < end; panel += 2) {
-    const uint8_t* first = halves_of(matrix, panel, room);
-    const uint8_t* second = halves_of(matrix, panel + 1, room + panel_size);
-    const uint8_t* next = matrix.data + (panel + 2) * matrix.panel_bytes;
-    const Ahead ahead{next, next + (end - panel > 3 ? 2 : 0) * matrix.panel_bytes};
-    tile_panel_pair<true>(matrix, x, first, second, panel, out, stride, accumulate, ahead);
+}
+
+// What is read after panels [.., end) of a matrix, whose turn takes up to `most` of them.
+MUSTER_INLINE Ahead ahead_of(const Matrix& matrix, int end, int stop, int most) {
+  const int left = stop - end < most ? stop - end : most;
+  const uint8_t* next = matrix.data + end * matrix.panel_bytes;
+  const bool ends = end + left == matrix.num_panels && matrix.after != nullptr;
+  return {next, next + left * matrix.panel_bytes, matrix.after, ends ? matrix.after + matrix.after_bytes : matrix.after};
+}
+
+void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+                 int end, Scratch* scratch) {
+  const size_t panel_size = static_cast<size_t>(matrix.num_blocks) * 1024;
+  const int most = panels_at_once(matrix);
+  auto* room = static_cast<uint8_t*>(reserve(scratch, most * panel_size));
+  Matrix without_bias = matrix;
+  without_bias.bias = nullptr;
+  const int num_turns = (matrix.num_blocks + kBlocksAtOnce - 1) / kBlocksAtOnce;
+  const int blocks = (matrix.num_blocks + num_turns - 1) / num_turns;
+  configure_whole_tiles();
+  for (int panel = begin; panel < end; panel += most) {
+    const int count = end - panel < most ? end - panel : most;
+    const uint8_t* halves[kMostPanels];
+    for (int i = 0; i < count; ++i) halves[i] = halves_of(matrix, panel + i, room + i * panel_size);
+    Ahead ahead = ahead_of(matrix, panel + count, end, most);
+    for (int from = 0; from < matrix.num_blocks; from += blocks) {
+      const int num_blocks = matrix.num_blocks - from < blocks ? matrix.num_blocks - from : blocks;
+      const Matrix& target = from == 0 ? matrix : without_bias;
+      const bool adding = accumulate || from > 0;
+      for (int row = 0; row < x.rows; row += 32) {
+        int i = 0;
+        for (; i + 1 < count; i += 2)
+          tile_panel_pair<true>(target, x, halves[i], halves[i + 1], panel + i, row, from, num_blocks, out, stride,
+                                adding, ahead);
+        if (i < count)
+          tile_panel_pair<false>(target, x, halves[i], halves[i], panel + i, row, from, num_blocks, out, stride, adding,
+                                 ahead);
+      }
+    }
   }
-  if (panel < end)
-    tile_panel_pair<false>(matrix, x, halves_of(matrix, panel, room), nullptr, panel, out, stride, accumulate,
-                           Ahead{nullptr, nullptr});
+  _tile_release();
+}
+
+// Sums of 32 rows by one panel of the gate and one of the other factor, still to become the next product's input.
+struct Ungated {
+  const float* sums = nullptr;  // gate and factor of the upper sixteen rows, then of the lower: [4][16][16]
+  int row = 0;
+  int panel = 0;
+  int num_rows = 0;
+};
+
+MUSTER_INLINE void finish_gates(const Ungated& from, int first, int count, const Activations& to) {
+  for (int m = first; m < first + count && m < from.num_rows; ++m) {
+    const float* gate = from.sums + m / 16 * 512 + m % 16 * 16;
+    const Floats value = silu(load(gate)) * load(gate + 256);
+    uint16_t* out = to.halves + block_index(to, from.row + m, from.panel / 2) * kBlock + from.panel % 2 * kPanel;
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), (__m256i)_mm512_cvtneps_pbh(reinterpret_cast<__m512>(value)));
+  }
+}
+
+// silu(x * gate) * (x * up) as bfloat16, without a stop in memory: the sums of one turn are finished during the next.
+void tile_gated(const Matrix& gate, const Matrix& up, const Activations& x, const Activations& to, int begin, int end,
+                Scratch* scratch) {
+  const int num_blocks = gate.num_blocks;
+  const size_t panel_size = static_cast<size_t>(num_blocks) * 1024;
+  const int most = panels_at_once(gate) / 2 < 1 ? 1 : panels_at_once(gate) / 2;
+  auto* room = static_cast<uint8_t*>(reserve(scratch, 2 * most * panel_size));
+  alignas(64) float sums[2][4 * 16 * 16];
+  int turn = 0;
+  Ungated waiting;
+  const int rows_at_once = (32 + num_blocks - 1) / num_blocks;
+  configure_whole_tiles();
+  for (int panel = begin; panel < end; panel += most) {
+    const int count = end - panel < most ? end - panel : most;
+    const uint8_t *gates[kMostPanels], *ups[kMostPanels];
+    for (int i = 0; i < count; ++i) gates[i] = halves_of(gate, panel + i, room + 2 * i * panel_size);
+    for (int i = 0; i < count; ++i) ups[i] = halves_of(up, panel + i, room + (2 * i + 1) * panel_size);
+    Ahead ahead = ahead_of(gate, panel + count, end, most);
+    const Ahead behind = ahead_of(up, panel + count, end, most);
+    const bool last = behind.next == behind.end;
+    ahead.then = last ? behind.then : behind.next;
+    ahead.then_end = last ? behind.then_end : behind.end;
+    for (int row = 0; row < x.rows; row += 32) {
+      const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
+      const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;
+      const bool both = x.rows - row > 16;
+      for (int i = 0; i < count; ++i) {
+        const auto between = [&](int b) {
+          fetch_some(ahead);
+          finish_gates(waiting, b * rows_at_once, rows_at_once, to);
+        };
+        float* here = sums[turn++ % 2];
+        _tile_zero(0);
+        _tile_zero(1);
+        if (both) {
+          _tile_zero(2);
+          _tile_zero(3);
+          add_products<true, true>(upper, lower, gates[i], ups[i], num_blocks, between);
+          _tile_stored(2, here + 512, 64);
+          _tile_stored(3, here + 768, 64);
+        } else {
+          add_products<true, false>(upper, lower, gates[i], ups[i], num_blocks, between);
+        }
+        _tile_stored(0, here, 64);
+        _tile_stored(1, here + 256, 64);
+        waiting = {here, row, panel + i, both ? 32 : 16};
+      }
+    }
+  }
+  finish_gates(waiting, 0, 32, to);
   _tile_release();
 }
 
