@@ -102,8 +102,10 @@ MUSTER_INLINE float largest(Floats v) {
 // 2 to the power of x, for x of 0 or less and minus infinity; relative error 2e-7.
 MUSTER_INLINE Floats exp2_negative(Floats x) {
 #ifdef __AVX512F__
-  // The sum with the magic number and its inverse round; scalef is exact down to zero.
-  const __m512 v = reinterpret_cast<__m512>(larger(x, spread(-200.0f)));
+  // Below the normal numbers each lane would cost a trip through microcode: hidden tokens, all minus infinity, hundreds.
+  const __m512 lowest = _mm512_set1_ps(-126.0f);
+  const __mmask16 normal = _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), lowest, _CMP_NLT_UQ);
+  const __m512 v = _mm512_max_ps(reinterpret_cast<__m512>(x), lowest);
   const __m512 whole = _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const Floats r = reinterpret_cast<Floats>(_mm512_sub_ps(v, whole));
 #else
@@ -120,7 +122,7 @@ MUSTER_INLINE Floats exp2_negative(Floats x) {
   y = y * r + 6.9314718e-1f;
   y = y * r + 1.0f;
 #ifdef __AVX512F__
-  return reinterpret_cast<Floats>(_mm512_scalef_ps(reinterpret_cast<__m512>(y), whole));
+  return reinterpret_cast<Floats>(_mm512_maskz_scalef_ps(normal, reinterpret_cast<__m512>(y), whole));
 #else
   const Ints exponent = __builtin_convertvector(whole, Ints);
   const Floats result = reinterpret_cast<Floats>(reinterpret_cast<Ints>(y) + (exponent << 23));
