@@ -20,7 +20,17 @@ void normalise(const float* x, const float* weight, int size, float eps, float* 
 MUSTER_INLINE Floats silu(Floats x) {
   // 1 / (1 + e^-x), from the power of the negative magnitude: no overflow on either side.
   const Floats power = exp2_negative((x < 0.0f ? x : -x) * 1.44269504f);
-  return x * (x < 0.0f ? power : spread(1.0f)) / (1.0f + power);
+  const Floats top = x * (x < 0.0f ? power : spread(1.0f));
+#ifdef __AVX512F__
+  // A division holds up the port that the tile unit shares; two steps from fourteen bits are as exact.
+  const __m512 below = reinterpret_cast<__m512>(1.0f + power);
+  const Floats guess = reinterpret_cast<Floats>(_mm512_rcp14_ps(below));
+  const Floats divisor = reinterpret_cast<Floats>(below);
+  const Floats first = guess * (2.0f - divisor * guess);
+  return top * (first * (2.0f - divisor * first));
+#else
+  return top / (1.0f + power);
+#endif
 }
 
 void gate(const float* gate, const float* up, int size, float* out) {
