@@ -51,7 +51,9 @@ def watch_load(coordinator: CoordinatorServiceStub) -> None:
     half_second = Duration(nanos=500_000_000)
     call = coordinator.WatchLoad(WatchLoadRequest(heartbeat_interval=half_second), timeout=TIMEOUT_S, metadata=METADATA)
     for snapshot in islice(call, 3):
-        ranks = [f"rank {load.rank} waiting {load.stats.waiting} running {load.stats.running}" for load in snapshot.loads]
+        ranks = [
+            f"rank {load.rank} waiting {load.stats.waiting} running {load.stats.running}" for load in snapshot.loads
+        ]
         print(f"load    snapshot {snapshot.sequence}: {', '.join(ranks) or 'no rank has reported yet'}")
     call.cancel()
 
@@ -113,7 +115,11 @@ def provoke_error(engine: EngineServiceStub) -> None:
     except grpc.RpcError as error:
         print(f"error   {error.code().name}: {error.details()}")
         for detail in rpc_status.from_call(error).details:
-            info, fault, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+            info, fault, retry = (
+                error_details_pb2.ErrorInfo(),
+                error_details_pb2.BadRequest(),
+                error_details_pb2.RetryInfo(),
+            )
             if detail.Unpack(info):
                 print(f"error   reason {info.reason}, domain {info.domain}")
             elif detail.Unpack(fault):
