@@ -21,7 +21,7 @@ async function watchLoad(coordinator) {
   let left = 3;
   for await (const { sequence, loads } of call) {
     const ranks = loads.map(({ rank, stats }) => `rank ${rank} waiting ${stats.waiting} running ${stats.running}`);
-    console.log(`load    snapshot ${sequence}: ${ranks.join(", ") || "no rank has reported yet"}`);
+    console.log(`load    snapshot ${sequence}: ${ranks.join(", ")}`);
     if (--left === 0) break; // leaving the loop destroys the stream, which cancels the call
   }
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.rpc import error_details_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, RetryInfo
 from grpc_status import rpc_status
 from muster.v1.coordinator_pb2 import WatchLoadRequest
 from muster.v1.coordinator_pb2_grpc import CoordinatorServiceStub
