@@ -115,11 +115,7 @@ def provoke_error(engine: EngineServiceStub) -> None:
     except grpc.RpcError as error:
         print(f"error   {error.code().name}: {error.details()}")
         for detail in rpc_status.from_call(error).details:
-            info, fault, retry = (
-                error_details_pb2.ErrorInfo(),
-                error_details_pb2.BadRequest(),
-                error_details_pb2.RetryInfo(),
-            )
+            info, fault, retry = ErrorInfo(), BadRequest(), RetryInfo()
             if detail.Unpack(info):
                 print(f"error   reason {info.reason}, domain {info.domain}")
             elif detail.Unpack(fault):

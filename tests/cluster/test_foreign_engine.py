@@ -129,17 +129,21 @@ def test_it_drains_and_comes_back(deployment: Deployment) -> None:
 
 
 def test_its_death_is_survived_and_it_comes_back(deployment: Deployment) -> None:
-    """kill -9: answers that it gave go on from our ranks, theirs do not notice."""
+    """kill -9: answers that it gave go on from our ranks, unless they asked for it; ours do not notice."""
     before = deployment.num_continued()
     with ExitStack() as answers:
         streams = [
             answers.enter_context(StreamedAnswer(deployment.cluster, num_tokens=900, prompt=f"Number {number}"))
             for number in range(9)
         ]
-        deployment.cluster.wait_for(lambda: deployment.num_running() > 0, "a request on rank 2")
+        pinned = answers.enter_context(StreamedAnswer(deployment.cluster, num_tokens=900, rank=FOREIGN))
+        pinned.started.wait(TIMEOUT_S)
+        deployment.cluster.wait_for(lambda: deployment.num_running() > 1, "a request on rank 2 that may go elsewhere")
         deployment.foreign.kill()
     assert [(stream.error, stream.finish_reason) for stream in streams] == [(None, "length")] * len(streams)
     assert deployment.num_continued() > before
+    assert pinned.error is not None
+    assert f"Rank {FOREIGN}, which the request asks for, was lost" in pinned.error
     deployment.wait_for_state("LOST")
     assert [deployment.cluster.state(rank) for rank in range(2)] == ["READY"] * 2
 

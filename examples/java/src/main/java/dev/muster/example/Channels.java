@@ -45,7 +45,8 @@ final class Channels implements AutoCloseable {
         if (!token.isEmpty()) {
             headers.put(AUTHORIZATION, "Bearer " + token);
         }
-        return MetadataUtils.attachHeaders(stub, headers).withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS);
+        return stub.withInterceptors(MetadataUtils.newAttachHeadersInterceptor(headers))
+                .withDeadlineAfter(TIMEOUT_S, TimeUnit.SECONDS);
     }
 
     static String setting(String variable, String otherwise) {
