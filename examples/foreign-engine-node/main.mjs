@@ -39,9 +39,7 @@ function modelOf({ servedModelNames, maxModelLen, vocabSize, eosTokenIds, bosTok
   return { ...shared, architecture: "bigram", dtype: "float32", maxNumSeqs: 64, maxNumBatchedTokens: 64 };
 }
 
-async function listen(services) {
-  const server = new grpc.Server(keepalive);
-  for (const [definition, handlers] of services) server.addService(definition, handlers);
+async function listen(server) {
   const bind = (done) => server.bindAsync(`${host}:0`, grpc.ServerCredentials.createInsecure(), done);
   return new Promise((resolve, reject) => bind((error, port) => (error ? reject(error) : resolve(port))));
 }
@@ -55,8 +53,10 @@ const engine = new Engine(modelOf(peer.model));
 const identity = { incarnation, rank: undefined };
 const health = new HealthImplementation({ "": "SERVING", "muster.v1.EngineService": "SERVING" });
 engine.onDraining = (draining) => health.setStatus("muster.v1.EngineService", draining ? "NOT_SERVING" : "SERVING");
-const port = await listen([[EngineService.service, engineService(engine, identity, tokenizer, version)],
-  [health.service, health.handlers]]); // prettier-ignore
+const server = new grpc.Server(keepalive);
+server.addService(EngineService.service, engineService(engine, identity, tokenizer, version));
+health.addToServer(server);
+const port = await listen(server);
 
 const membership = new Membership({
   rendezvous,
