@@ -43,7 +43,7 @@ test: $(VENV)/.dev ## Run all tests
 # What takes too long, or too many packages, for every change; as root it installs them.
 nightly: $(VENV)/.dev ## Run what `make test` leaves out: the examples in all languages, also through TLS
 	@$(BIN)/muster fetch >/dev/null
-	PYTHON="$(CURDIR)/$(BIN)/python" examples/build
+	examples/build go cpp java ruby
 	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh

@@ -4,6 +4,7 @@
 
 $LOAD_PATH.unshift(File.join(__dir__, 'build'))
 
+require 'google/protobuf/well_known_types' # Any's unpack
 require 'google/rpc/error_details_pb'
 require 'grpc'
 require 'muster/v1/coordinator_services_pb'
@@ -86,7 +87,7 @@ end
 def generate(inference, engine)
   prompt = inference.tokenize(TokenizeRequest.new(text: 'Once upon a time'), **options)
   request = GenerateRequest.new(
-    prompt_token_ids: prompt.token_ids,
+    prompt_token_ids: prompt.token_ids.to_a,
     sampling: SamplingParams.new(temperature: 0),
     stop: StopConditions.new(max_tokens: 8, ignore_eos: true)
   )

@@ -105,19 +105,26 @@ def test_its_readme_shows_what_it_prints(language: str) -> None:
     check(shown)
 
 
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Mapping[str, str]]]:
+    """A deployment behind mutual TLS and a token, and the environment of a client that may come in."""
+    directory = tmp_path_factory.mktemp("doors")
+    authority = TestAuthority(directory / "authority")
+    node, caller = authority.node("node"), authority.node("caller")
+    environment = {
+        "MUSTER_TOKEN": TOKEN,
+        "MUSTER_TLS_CA": str(authority.certificate),
+        "MUSTER_TLS_CERT": str(caller.tls_cert),
+        "MUSTER_TLS_KEY": str(caller.tls_key),
+    }
+    with start(*write_tokens(directory / "tokens", TOKEN, node).flags()) as cluster:
+        cluster.wait_until_ready()
+        yield cluster, environment
+        assert cluster.stop() == 0
+
+
 @pytest.mark.skipif("MUSTER_NIGHTLY" not in os.environ, reason="runs with `make nightly`")
 @pytest.mark.parametrize("language", languages())
-def test_a_client_comes_in_through_tls_and_token(language: str, tmp_path: Path) -> None:
-    authority = TestAuthority(tmp_path / "authority")
-    node = write_tokens(tmp_path / "tokens", TOKEN, authority.node("node"))
-    caller = authority.node("caller")
-    with start(*node.flags()) as cluster:
-        cluster.wait_until_ready()
-        environment = {
-            "MUSTER_TOKEN": TOKEN,
-            "MUSTER_TLS_CA": str(authority.certificate),
-            "MUSTER_TLS_CERT": str(caller.tls_cert),
-            "MUSTER_TLS_KEY": str(caller.tls_key),
-        }
-        check(run(language, cluster, environment))
-        assert cluster.stop() == 0
+def test_a_client_comes_in_through_tls_and_token(language: str, doors: tuple[Cluster, Mapping[str, str]]) -> None:
+    cluster, environment = doors
+    check(run(language, cluster, environment))
