@@ -128,6 +128,15 @@ def test_it_drains_and_comes_back(deployment: Deployment) -> None:
     assert len(deployment.ids_after([5, 6], 3)) == 3
 
 
+def test_it_registers_again_after_the_head_died(deployment: Deployment) -> None:
+    cluster, before = deployment.cluster, deployment.entry().incarnation
+    (head,) = cluster.children("head")
+    head.kill()
+    assert len(deployment.ids_after([5, 6], 3)) == 3  # it serves on meanwhile
+    cluster.wait_for(lambda: cluster.children("head") and cluster.state(FOREIGN) == "READY", "rank 2 READY again")
+    assert deployment.entry().incarnation == before
+
+
 def test_its_death_is_survived_and_it_comes_back(deployment: Deployment) -> None:
     """kill -9: answers that it gave go on from our ranks, unless they asked for it; ours do not notice."""
     before = deployment.num_continued()

@@ -11,10 +11,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
+from muster import v1 as wire
 
+from services.rpc.channels import Dialer
+from services.rpc.security import OPEN, Security
 from tests.support.certificates import TestAuthority, write_tokens
 from tests.support.cluster import Cluster
 from tests.support.default_model import default_model_path
@@ -49,17 +52,27 @@ def languages() -> list[object]:
     ]
 
 
-def start(*flags: str) -> Cluster:
-    ports = ("--port", "0", "--grpc-port", "0", "-dpp", "0")
-    return Cluster(default_model_path(), "-dp", "2", *ports, "--served-model-name", "SmolLM2-135M-Instruct", *flags)
+@contextmanager
+def deployment(security: Security = OPEN) -> Iterator[Cluster]:
+    """Two ranks that serve and have reported their load."""
+    flags = ("-dp", "2", "--port", "0", "--grpc-port", "0", "-dpp", "0", "--served-model-name", "SmolLM2-135M-Instruct")
+    with Cluster(default_model_path(), *flags, *security.flags()) as cluster:
+        cluster.wait_until_ready()
+
+        def num_loads() -> int:
+            with Dialer(security).dial_blocking(cluster.head_target) as channel:
+                stub = wire.RendezvousServiceStub(channel)
+                return len(stub.GetDeployment(wire.GetDeploymentRequest(), timeout=10).loads)
+
+        cluster.wait_for(lambda: num_loads() == 2, "a load report of both ranks")
+        yield cluster
+        assert cluster.stop() == 0
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with start() as cluster:
-        cluster.wait_until_ready()
+    with deployment() as cluster:
         yield cluster
-        assert cluster.stop() == 0
 
 
 def run(language: str, cluster: Cluster, environment: Mapping[str, str] | None = None) -> str:
@@ -117,10 +130,8 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, M
         "MUSTER_TLS_CERT": str(caller.tls_cert),
         "MUSTER_TLS_KEY": str(caller.tls_key),
     }
-    with start(*write_tokens(directory / "tokens", TOKEN, node).flags()) as cluster:
-        cluster.wait_until_ready()
+    with deployment(write_tokens(directory / "tokens", TOKEN, node)) as cluster:
         yield cluster, environment
-        assert cluster.stop() == 0
 
 
 @pytest.mark.skipif("MUSTER_NIGHTLY" not in os.environ, reason="runs with `make nightly`")
