@@ -18,7 +18,7 @@ export class Membership {
 
   // `welcomed(rank)` is called before Ready is sent, `ended(exitCode, why)` when there is no way on.
   constructor({ rendezvous, hello, ready, engine, welcomed, ended }) {
-    Object.assign(this, { rendezvous, hello, ready, engine, welcomed, ended, leaving: false });
+    Object.assign(this, { rendezvous, hello, ready, engine, welcomed, ended });
   }
 
   // Registers, and again after every break: a head that is away does not keep this engine from serving.
@@ -29,7 +29,7 @@ export class Membership {
     call.on("status", ({ code, details }) => {
       this.#call = undefined;
       clearInterval(this.#beat);
-      if (this.leaving) return this.ended(this.exitCode, details);
+      if (this.leaving) return this.ended(...this.leaving);
       if (FINAL.includes(code)) return this.ended(1, `the head refuses this engine: ${details}`);
       console.log(`no lease from the head (${details || status[code]}); trying again`);
       setTimeout(() => this.join(), REDIAL_MS);
@@ -73,11 +73,10 @@ export class Membership {
   // Finishes what runs, says goodbye and ends the process.
   stop(reason, timeout, exitCode = 0) {
     this.#drain(timeout);
-    this.exitCode = exitCode;
     const leave = setInterval(() => {
       if (this.engine.load.running + this.engine.load.waiting) return;
       clearInterval(leave);
-      this.leaving = true;
+      this.leaving = [exitCode, reason];
       if (!this.#call) return this.ended(exitCode, reason);
       this.#call.write({ goodbye: { reason } });
       this.#call.end();
