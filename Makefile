@@ -11,7 +11,7 @@ KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format protos landed bench clean
+.PHONY: help serve test nightly lint format protos landed bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -39,6 +39,12 @@ serve: $(VENV)/.serve ## Install what is needed, fetch the default model and ser
 test: $(VENV)/.dev ## Run all tests
 	@$(BIN)/muster fetch >/dev/null
 	$(BIN)/python -m pytest $(TESTS)
+
+# What takes too long, or too many packages, for every change; as root it installs them.
+nightly: $(VENV)/.dev ## Run what `make test` leaves out: the examples in all languages, also through TLS
+	@$(BIN)/muster fetch >/dev/null
+	examples/build go cpp java ruby
+	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .
