@@ -34,7 +34,7 @@ class Spare {
 
  private:
   static constexpr int kStepsToJudge = 6, kStepsToTrust = 200;
-  static constexpr double kWeight = 0.2, kMostShare = 0.1;
+  static constexpr double kWeight = 0.2, kMostShare = 0.2;
   static constexpr double kFirstRest = 0.2, kLongestRest = 3.2;
 
   bool resting_ = false;
