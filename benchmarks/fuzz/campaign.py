@@ -22,7 +22,7 @@ from benchmarks.fuzz.wire import Shot, Shots
 API_KEY = "key"
 # One request of the fuzzer is 10 MB at most; what it makes of the memory settles within the first tenth.
 _GROWTH_MIB = 48
-_LOUD = re.compile(r"\b(WARNING|ERROR|CRITICAL)\b|Traceback|panicked|Segmentation")
+_LOUD = re.compile(r"\b(ERROR|CRITICAL)\b|Traceback|panicked|Segmentation|engine.*WARNING|WARNING.*engine")
 _SAMPLES = 10
 _IDLE_S = 20.0
 

@@ -38,8 +38,8 @@ _OPTIONS: Json = {
     "bad_words": ["bad"], "stop": ["\n\n"], "stop_token_ids": [10], "min_tokens": 1, "ignore_eos": False,
     "include_stop_str_in_output": True, "skip_special_tokens": False, "truncate_prompt_tokens": 40, "n": 2,
     "return_token_ids": True, "return_tokens_as_token_ids": True, "priority": 1, "cache_salt": "s", "session_id": "x",
-    "prompt_cache_key": "k", "request_id": "r", "user": "u", "metadata": {"a": "b"}, "store": False, "routed_dp_rank": 0,
-    "service_tier": "auto", "spaces_between_special_tokens": True,
+    "prompt_cache_key": "k", "request_id": "r", "user": "u", "metadata": {"a": "b"}, "store": False,
+    "routed_dp_rank": 0, "service_tier": "auto", "spaces_between_special_tokens": True,
 }  # fmt: skip
 
 

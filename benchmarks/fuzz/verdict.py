@@ -14,7 +14,7 @@ _STATUSES = frozenset({200, 400, 401, 404, 405, 413, 415, 429, 431})
 _CODES = frozenset(
     {"invalid_value", "invalid_json", "missing_required_parameter", "unsupported_parameter", "invalid_api_key"}
     | {"model_not_found", "response_not_found", "previous_response_not_found", "context_length_exceeded"}
-    | {"request_too_large", "server_overloaded", "invalid_http", None}
+    | {"request_too_large", "server_overloaded", "invalid_http", "headers_too_large", None}
 )
 _LEAK = re.compile(r"Traceback|File \"|0x[0-9a-f]{9,}|<class |object at ")
 _MAX_MESSAGE = 3000  # characters; what a client sent is quoted, never repeated
@@ -44,7 +44,7 @@ def _of_error(shot: Shot, answer: Answer) -> str | None:
         return f"{answer.status} without an error object: {answer.body[:200]!r}"
     wrong = _anthropic(body, error) if shot.family == "anthropic" else _openai(error)
     # What cannot be read as HTTP has no path, and so no family.
-    if wrong and shot.family == "anthropic" and error.get("code") == "invalid_http":
+    if wrong and shot.family == "anthropic" and error.get("code") in ("invalid_http", "headers_too_large"):
         wrong = _openai(error)
     return f"{answer.status}, {wrong}: {answer.body[:300]!r}" if wrong else None
 
