@@ -48,11 +48,18 @@ def mutated(good: dict[str, Any], chance: random.Random) -> bytes:
     for _ in range(chance.choice((0, 1, 1, 1, 2, 2, 3, 4))):
         chance.choice(_MUTATIONS)(body, chance)
     if chance.random() < _RARE:
-        _replace(body, chance, big_text(chance))
+        _replace(body, chance, big_text(chance, 17 if chance.random() < 0.1 else 10))
     data = encoded(body)
     if chance.random() < 0.12:
         data = chance.choice(_DAMAGES)(data, chance)
     return data
+
+
+def large(good: dict[str, Any], chance: random.Random) -> bytes:
+    """The body with a text of 10 MB somewhere."""
+    body = _copy(good)
+    _replace(body, chance, big_text(chance, 10))
+    return encoded(body)
 
 
 def encoded(value: Any) -> bytes:

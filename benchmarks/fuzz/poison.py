@@ -6,8 +6,6 @@ import json
 import random
 from collections.abc import Callable
 
-_MIB = 1 << 20
-
 
 class Raw(bytes):
     """Goes into a body as it is."""
@@ -93,10 +91,10 @@ def poison(chance: random.Random) -> Raw:
     return chance.choice(_KINDS)(chance)
 
 
-def big_text(chance: random.Random) -> Raw:
-    """10 MB of one kind of text."""
+def big_text(chance: random.Random, megabytes: int) -> Raw:
+    """So much of one kind of text."""
     unit = chance.choice((b"x", b"word ", "ü".encode(), "🙂".encode(), b"<|im_end|>", b"\\n", b"\\u0041", b"a\\\\"))
-    return Raw(b'"' + unit * (10_000_000 // len(unit)) + b'"')
+    return Raw(b'"' + unit * (megabytes * 1_000_000 // len(unit)) + b'"')
 
 
 def text(chance: random.Random) -> Raw:

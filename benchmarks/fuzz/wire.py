@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.fuzz.bodies import mutated
+from benchmarks.fuzz.bodies import large, mutated
 from benchmarks.fuzz.endpoints import ENDPOINTS, Endpoint, Family
 from benchmarks.fuzz.headers import HEADERS, METHODS, PATHS, QUERIES
 
@@ -48,6 +48,12 @@ class Shots:
         if chance.random() < 0.03:
             return chance.choice(_WIRE_DAMAGES)(shot, chance)
         return shot
+
+    def large(self) -> Shot:
+        """One of 10 MB."""
+        endpoint = self._chance.choice([endpoint for endpoint in ENDPOINTS if endpoint.bodies])
+        body = large(self._chance.choice(endpoint.bodies), self._chance)
+        return self._framed(endpoint, endpoint.path.encode(), body)
 
     def _target(self, endpoint: Endpoint) -> bytes:
         path = endpoint.path
