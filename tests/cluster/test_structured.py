@@ -16,7 +16,7 @@ from muster import v1 as wire
 
 from tests.cluster.conftest import FLAGS
 from tests.support.cluster import Cluster
-from tests.support.random_schema import random_schema
+from benchmarks.structured.schemas import random_schema
 
 pytestmark = pytest.mark.cluster
 

@@ -25,7 +25,7 @@ from engine.request import (
     StopConditions,
     TokenOutput,
 )
-from tests.support.random_schema import random_schema
+from benchmarks.structured.schemas import random_schema
 from tests.support.tiny_model import EOS_TOKEN_ID, NUM_BYTES, write_gguf, write_huggingface_directory
 
 MAX_TOKENS = 400
