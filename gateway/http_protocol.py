@@ -13,6 +13,8 @@ logger = logging.getLogger(__name__)
 
 # Of one request line with its headers. Bodies have a limit of their own, where their route is known.
 MAX_HEAD_BYTES = 64 << 10
+# Time for a client that still sends to read the answer: a connection closed at once loses it.
+_LINGER_S = 2.0
 _UNREADABLE = "This is no HTTP/1.1 request that can be read: check method, path, headers, length and chunks."
 _TOO_LARGE = f"The request line and the headers are larger than {MAX_HEAD_BYTES} bytes; send less."
 
@@ -65,4 +67,8 @@ class HttpProtocol(HttpToolsProtocol):
             body = orjson.dumps({"error": error.body()})
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+                self.loop.call_later(_LINGER_S, self.transport.close)
+                return
         self.transport.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,10 +19,15 @@ T = TypeVar("T")
 
 # Some milliseconds of work; a hop to a thread costs a tenth of one.
 _LARGE = 20_000
+# Tokenizing takes more than a hundred bytes of memory per token, so of these there is one at a time.
+_HUGE = 1 << 20
+_HUGE_WORK = ThreadPoolExecutor(1, thread_name_prefix="huge-text")
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
     """Runs `work` in a thread when `size` characters or bytes are many, so that health checks and streams go on."""
+    if size > _HUGE:
+        return await asyncio.get_running_loop().run_in_executor(_HUGE_WORK, work)
     return await asyncio.to_thread(work) if size > _LARGE else work()
 
 

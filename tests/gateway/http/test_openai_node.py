@@ -44,12 +44,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-async def run(directory: Path, api: RestApi, **environment: str) -> Json:
+async def run(directory: Path, api: RestApi, script: str = "openai.mjs", **environment: str) -> Json:
     api.settings = replace(api.settings, api_keys=("secret",))
     async with api.server() as url:
         process = await asyncio.create_subprocess_exec(
             NODE / "bin" / "node",
-            "openai.mjs",
+            script,
             cwd=directory,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
