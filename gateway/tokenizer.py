@@ -67,7 +67,7 @@ class Tokenizer:
         """Token ids of `text`.
 
         `parse_special` recognises special tokens written in the text; leave it off for what users wrote.
-        `add_special` puts BOS in front where the checkpoint wants it. Raises InvalidRequest for a text that is too long.
+        `add_special` puts BOS in front where the checkpoint wants it. Raises InvalidRequest for too long a text.
         """
         _check_length(text, "prompt")
         ids = _encode(self._parsing if parse_special else self._plain, text)
@@ -173,7 +173,7 @@ def _check_length(text: str, param: str) -> None:
     if 4 * len(text) > MAX_TEXT_BYTES and (num_bytes := len(text.encode("utf-8", "replace"))) > MAX_TEXT_BYTES:
         raise InvalidRequest(
             param,
-            f"Invalid '{param}': {num_bytes} bytes of text, expected at most {MAX_TEXT_BYTES}; send less at once.",
+            f"Invalid '{param}': {num_bytes} bytes of text, expected at most {MAX_TEXT_BYTES}; send less.",
         )
 
 
