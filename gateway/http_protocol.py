@@ -63,6 +63,9 @@ class HttpProtocol(HttpToolsProtocol):
         if running is not None and not running.more_body:
             running.keep_alive = False  # a good request before it is answered first; its answer ends the connection
             return
+        if running is not None:
+            running.disconnected = True  # what its handler still says goes nowhere
+            running.message_event.set()
         if running is None or not running.response_started:
             body = orjson.dumps({"error": error.body()})
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

@@ -12,7 +12,7 @@ from gateway.errors import ContextLengthExceeded, InvalidRequest
 from gateway.openai.chat_request import Conversation
 from gateway.openai.completion_request import CompletionRequest, Prompt
 from gateway.openai.completion_response import PromptText
-from gateway.openai.options import GenerationOptions
+from gateway.openai.options import GenerationOptions, Truncation
 from gateway.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
 async def encode_prompts(request: CompletionRequest, tokenizer: Tokenizer, max_model_len: int) -> list[PromptText]:
     """Raises InvalidRequest for a prompt of no tokens and ContextLengthExceeded for one that leaves no room."""
     for text in request.prompts:
-        if isinstance(text, str) and request.options.truncate_prompt_tokens is None:
+        if isinstance(text, str) and request.options.truncation is None:
             check_size(text, tokenizer, max_model_len, "prompt")
     size = sum(len(prompt) for prompt in request.prompts)
     prompts = await off_loop(size, lambda: [_encode_prompt(p, request, tokenizer) for p in request.prompts])
@@ -47,7 +47,7 @@ async def encode_conversation(
     conversation: Conversation,
     tokenizer: Tokenizer,
     max_model_len: int,
-    truncate_to: int | None,
+    truncation: Truncation | None,
     *,
     param: str = "messages",
     room: int = 1,
@@ -56,7 +56,7 @@ async def encode_conversation(
     client's field that the conversation came in."""
     texts = [str(message.get("content")) for message in conversation.messages]
     size = sum(map(len, texts))
-    if truncate_to is None:
+    if truncation is None:
         check_size(max(texts, key=len), tokenizer, max_model_len, param)
     token_ids = await off_loop(
         size,
@@ -65,9 +65,10 @@ async def encode_conversation(
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             variables=conversation.variables,
+            add_special=conversation.add_special,
         ),
     )
-    kept = _truncated(tuple(token_ids), truncate_to)
+    kept = _truncated(tuple(token_ids), truncation)
     check_context(kept, max_model_len, param, room=room)
     return kept
 
@@ -102,17 +103,17 @@ def check_size(text: str, tokenizer: Tokenizer, max_model_len: int, param: str) 
 
 
 def _encode_prompt(prompt: Prompt, request: CompletionRequest, tokenizer: Tokenizer) -> PromptText:
-    truncate_to = request.options.truncate_prompt_tokens
+    truncation = request.options.truncation
     if not isinstance(prompt, str):
-        kept = _truncated(prompt, truncate_to)
+        kept = _truncated(prompt, truncation)
         return PromptText(tokenizer.decode(kept, skip_special=False), kept)
     bare = tokenizer.encode(prompt, parse_special=request.parse_special)
     full = tokenizer.add_prefix(bare) if request.add_special else bare
-    kept = _truncated(tuple(full), truncate_to)
+    kept = _truncated(tuple(full), truncation)
     if len(kept) < len(full):
         return PromptText(tokenizer.decode(kept, skip_special=False), kept)
     return PromptText(prompt, kept, num_added=len(full) - len(bare))
 
 
-def _truncated(token_ids: tuple[int, ...], truncate_to: int | None) -> tuple[int, ...]:
-    return token_ids if truncate_to is None else token_ids[-truncate_to:]
+def _truncated(token_ids: tuple[int, ...], truncation: Truncation | None) -> tuple[int, ...]:
+    return token_ids if truncation is None else truncation.apply(token_ids)

@@ -89,8 +89,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] | None = None,
+        add_special: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. BOS is the template's business.
+        """Token ids of a conversation. BOS is the template's business, unless `add_special` asks for one.
 
         Raises InvalidRequest when there is no template or it refuses the messages.
         """
@@ -104,7 +105,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        return self._encode_rendered(rendered)
+        ids = self._encode_rendered(rendered)
+        return self.add_prefix(ids) if add_special else ids
 
     def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
         """Ids of those literals that are special tokens here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -207,4 +208,6 @@ async def run_campaign(plan: Plan, *arguments: str) -> Report:
         left = await asyncio.to_thread(deployment.stop)
     if left:
         report.problems.append(f"processes outlived their launcher: {left}")
+    if report.problems:
+        print("\n".join(deployment.lines), file=sys.stderr)
     return report

@@ -184,9 +184,9 @@ class Responses:
         )
 
     async def _encode(self, asked: ResponsesRequest, items: tuple[Item, ...], model: ServedModel) -> tuple[int, ...]:
-        truncate_to = asked.options.truncate_prompt_tokens
+        truncation = asked.options.truncation
         return await encode_conversation(
-            asked.conversation(items), model.tokenizer, model.info.max_model_len, truncate_to, param="input"
+            asked.conversation(items), model.tokenizer, model.info.max_model_len, truncation, param="input"
         )
 
     async def _collect(self, turn: _Turn, writer: ResponseWriter) -> Mapping[str, object]:

@@ -106,6 +106,7 @@ def _token_ids(fields: Fields, tokenizer: Tokenizer) -> list[int]:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             variables=conversation.variables,
+            add_special=conversation.add_special,
         )
     text = next((t for t in (fields.string(name) for name in _TEXT_FIELDS) if t is not None), None)
     if text is None:
