@@ -14,9 +14,9 @@ import openai
 import pytest
 from muster import v1 as wire
 
+from benchmarks.structured.schemas import random_schema
 from tests.cluster.conftest import FLAGS
 from tests.support.cluster import Cluster
-from benchmarks.structured.schemas import random_schema
 
 pytestmark = pytest.mark.cluster
 

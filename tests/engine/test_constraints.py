@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from benchmarks.structured.schemas import random_schema
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -25,7 +26,6 @@ from engine.request import (
     StopConditions,
     TokenOutput,
 )
-from benchmarks.structured.schemas import random_schema
 from tests.support.tiny_model import EOS_TOKEN_ID, NUM_BYTES, write_gguf, write_huggingface_directory
 
 MAX_TOKENS = 400
