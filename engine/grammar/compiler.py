@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.errors import CheckpointError, InvalidRequestError
 from engine.grammar.matcher import Matcher, first_lines
+from engine.grammar.reasons import schema_reason
 from engine.grammar.source import check_size, refuse, to_lark
 from engine.grammar.tokens import TokenBytes
 from engine.grammar.worker import deep_stack_worker
@@ -102,7 +103,8 @@ def _reason(constraint: Constraint, error: str) -> str:
     reason = first_lines(error)
     if constraint.kind is ConstraintKind.GRAMMAR:
         return reason
-    return _PLACE.sub("", reason.partition("\n   1 | ")[0]).removeprefix("failed to compile JSON schema: ")
+    reason = _PLACE.sub("", reason.partition("\n   1 | ")[0]).removeprefix("failed to compile JSON schema: ")
+    return schema_reason(reason) if constraint.kind is ConstraintKind.JSON_SCHEMA else reason
 
 
 class _Vocabulary:

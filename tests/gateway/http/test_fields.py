@@ -89,7 +89,8 @@ async def test_known_fields_that_would_change_the_result_are_refused(client: htt
 # Bookkeeping, other servers' own options, and what changes nothing here.
 IGNORED: Json = {
     "user": "u", "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s", "verbosity": "low",
-    "prompt_cache_retention": "24h", "spaces_between_special_tokens": True, "length_penalty": 1.0,
+    "prompt_cache_retention": "24h",
+    "spaces_between_special_tokens": True, "length_penalty": 1.0,
     "mirostat": 0, "dry_multiplier": 0, "cache_prompt": True, "timings_per_token": True, "return_progress": False,
     "id_slot": -1, "n_probs": 0, "vllm_xargs": {}, "no_such_field": [1, {"a": None}],
 }  # fmt: skip
