@@ -226,6 +226,7 @@ def test_a_constraint_that_leads_nowhere_ends_its_own_request_only(tiny_director
     assert _tokens(outputs["dead"]) == tuple(b"ab")
     assert outputs["dead"][-1].finish_reason is FinishReason.ERROR
     assert "no token of the model can come next" in outputs["dead"][-1].error
+    assert outputs["dead"][-1].error_field == "constraint.regex", "whoever asked can change it"
     assert outputs["mate"][-1].finish_reason is not FinishReason.ERROR
 
 

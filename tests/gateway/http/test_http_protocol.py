@@ -110,9 +110,32 @@ async def test_a_good_request_before_what_is_broken_is_answered(port: int, api: 
     assert len(api.generator.requests) == 1
 
 
-async def test_other_protocols_are_answered_in_this_one(port: int) -> None:
-    """A browser or curl asks for HTTP/2 or a WebSocket; saying nothing about it says no."""
-    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade, close\r\nupgrade: %b\r\n\r\n"
-    for protocol in (b"h2c", b"websocket"):
-        ((status, body),) = await answers(port, head % protocol)
+_JAVA = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAA\r\n"
+_BODY = b'{"prompt": "hi"}'
+_SIZED = HEAD + _JAVA + b"content-length: %d\r\n\r\n" % len(_BODY)
+_CHUNKED = HEAD + _JAVA + b"transfer-encoding: chunked\r\n\r\n"
+_LAST = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (_SIZED + _BODY + _LAST,),
+        (_SIZED + _BODY, _LAST),
+        (_SIZED, _BODY[:5], _BODY[5:] + _LAST),
+        (_CHUNKED + b"5\r\n" + _BODY[:5] + b"\r\n", b"b\r\n" + _BODY[5:] + b"\r\n0\r\n\r\n" + _LAST),
+        (HEAD[:-1], b"\n" + _JAVA[:20], _SIZED[len(HEAD) + 20 :] + _BODY, _LAST),
+    ],
+    ids=["at once", "two requests", "body apart", "chunks", "head in pieces"],
+)
+async def test_who_asks_for_http_2_is_answered_in_this_one(port: int, pieces: tuple[bytes, ...]) -> None:
+    """As Java's own client asks with each request; its body must not be lost, nor the connection's next request."""
+    (first, completion), (second, models) = await answers(port, *pieces)
+    assert (first, completion["object"]) == (200, "text_completion")
+    assert (second, models["object"]) == (200, "list")
+
+
+async def test_who_asks_for_a_web_socket_is_answered_in_this_one(port: int) -> None:
+    head = b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    for status, body in await answers(port, head, head, _LAST):
         assert (status, body["object"]) == (200, "list")
