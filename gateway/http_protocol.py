@@ -99,6 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if running is not None:
             running.disconnected = True  # what its handler still says goes nowhere
+            running.waiting_for_100_continue = False
             running.message_event.set()
         if running is None or not running.response_started:
             body = orjson.dumps({"error": error.body()})

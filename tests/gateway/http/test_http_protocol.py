@@ -65,8 +65,24 @@ async def answers(port: int, *pieces: bytes) -> list[tuple[int, Json]]:
         (HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"zz\r\n"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n", b"3\r\nabcX\r\n"),
+        (HEAD + b"expect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",),
+        (HEAD + b"content-type: text/csv\r\nx-api-key: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",),
     ],
-    ids=["TLS", "HTTP/2", "words", "version", "bytes", "blank", "header", "length", "both", "size", "end"],
+    ids=[
+        "TLS",
+        "HTTP/2",
+        "words",
+        "version",
+        "bytes",
+        "blank",
+        "header",
+        "length",
+        "both",
+        "size",
+        "end",
+        "expect",
+        "at once",
+    ],
 )
 async def test_what_cannot_be_read_gets_an_error_object(port: int, pieces: tuple[bytes, ...]) -> None:
     ((status, body),) = await answers(port, *pieces)
