@@ -18,8 +18,9 @@ from engine.grammar.worker import deep_stack_worker
 from engine.request import Constraint, ConstraintKind
 
 _PLACE = re.compile(r"^at [0-9]+\([0-9]+\): ")
-# Compiled grammars that are kept; none is larger than its constraint's size limit allows.
+# Compiled grammars that are kept, and of how much text. Each may take thirty times the memory of its text.
 _MAX_CACHED = 64
+_MAX_CACHED_CHARS = 2 << 20
 # Of one step of one sequence, some milliseconds; a grammar that needs more ends its own request only.
 _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -43,6 +44,7 @@ class GrammarCompiler:
         # The rest belongs to the worker.
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._num_chars = 0  # of the compiled ones
 
     def prepare(self, constraint: Constraint, generated_token_ids: Sequence[int] = ()) -> Future[Matcher]:
         """A matcher that has taken what was generated before. The future has InvalidRequestError for what is wrong.
@@ -67,8 +69,10 @@ class GrammarCompiler:
         grammar = self._compiled.get(constraint)
         if grammar is None:
             grammar = self._compiled[constraint] = self._compile(constraint)
-            if len(self._compiled) > self._max_cached:
-                self._compiled.popitem(last=False)
+            self._num_chars += _num_chars(constraint)
+            while len(self._compiled) > self._max_cached or self._num_chars > _MAX_CACHED_CHARS:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._num_chars -= _num_chars(oldest)
         self._compiled.move_to_end(constraint)
         return grammar
 
@@ -96,6 +100,10 @@ class GrammarCompiler:
                 refuse(constraint, "is not possible with this checkpoint: it names no end-of-sequence token")
             self._tokenizer = _build_tokenizer(tokens, self._vocab_size, self._eos_token_ids)
         return self._tokenizer
+
+
+def _num_chars(constraint: Constraint) -> int:
+    return len(constraint.text) + sum(map(len, constraint.choices))
 
 
 def _reason(constraint: Constraint, error: str) -> str:

@@ -238,6 +238,16 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
     assert _allowed(second) == {ord("a")}, "sequences do not share where they are"
 
 
+def test_large_grammars_are_fewer_in_the_cache(compiler: GrammarCompiler) -> None:
+    """Their memory is many times their text."""
+    compiler = GrammarCompiler(lambda: ALPHABET, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    for number in range(12):
+        _matcher(compiler, Constraint(ConstraintKind.CHOICE, choices=(str(number), "x" * 250_000)))
+    assert compiler.num_cached == 8
+    _matcher(compiler, _regex("a"))
+    assert compiler.num_cached == 9
+
+
 def test_a_checkpoint_without_what_is_needed_is_told(tmp_path: Path) -> None:
     def fail() -> TokenBytes:
         raise CheckpointError("no tokenizer here")
