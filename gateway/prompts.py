@@ -49,13 +49,14 @@ async def encode_conversation(
     max_model_len: int,
     truncation: Truncation | None,
     *,
+    num_bytes: int,
     param: str = "messages",
     room: int = 1,
 ) -> tuple[int, ...]:
     """Raises InvalidRequest when the template refuses and ContextLengthExceeded when no `room` is left; `param` is the
-    client's field that the conversation came in."""
+    client's field that the conversation came in, in a body of `num_bytes`: templates get more than contents."""
     texts = [str(message.get("content")) for message in conversation.messages]
-    size = sum(map(len, texts))
+    size = max(num_bytes, sum(map(len, texts)))
     if truncation is None:
         check_size(max(texts, key=len), tokenizer, max_model_len, param)
     token_ids = await off_loop(

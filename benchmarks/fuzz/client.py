@@ -69,7 +69,7 @@ class _Reading:
 class Client:
     """One connection at a time, kept while requests are framed well."""
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, host: str, port: int, *, timeout_s: float = 120.0) -> None:
         self._address = host, port
         self._timeout_s = timeout_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
