@@ -109,9 +109,9 @@ def _chunked(body: bytes, chance: random.Random) -> tuple[Headers, bytes]:
     return [(b"transfer-encoding", b"chunked")], b"".join(parts)
 
 
-def _with_head(shot: Shot, change: Callable[[bytes], bytes], **fields: bool) -> Shot:
+def _with_head(shot: Shot, change: Callable[[bytes], bytes], *, needs_answer: bool = True) -> Shot:
     head, body = shot.pieces
-    return replace(shot, pieces=(change(head), body), is_clean=False, **fields)
+    return replace(shot, pieces=(change(head), body), is_clean=False, needs_answer=needs_answer)
 
 
 def _torn(shot: Shot, chance: random.Random) -> Shot:

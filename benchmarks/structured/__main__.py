@@ -1,4 +1,4 @@
-"""Constrained answers, checked: `python -m benchmarks.structured MODEL [flags of muster serve]`.
+"""Constrained answers, checked: `python -m benchmarks.structured [MODEL …]`.
 
 Starts two ranks, has random JSON schemas, regexes and grammars answered at temperature 1, and checks every answer that
 ended by itself: by the jsonschema library, by Python's regexes, by a recogniser of its own. Exit code 1 when not so.
@@ -12,6 +12,7 @@ import sys
 
 from benchmarks.deployment import Deployment
 from benchmarks.structured.survey import Plan, survey
+from benchmarks.tiny_model import given_or_tiny
 
 _FLAGS = ("-dp", "2", "--num-threads", "1", "--max-model-len", "1024")
 
@@ -22,13 +23,13 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", help="model and flags of muster serve", nargs="+")
+    parser.add_argument("model", help="model and flags of muster serve; absent: a tiny random one", nargs="*")
     parser.add_argument("--constraints", type=int, default=200, help="of each kind")
     parser.add_argument("--answers", type=int, default=5, help="of each constraint")
     parser.add_argument("--first-seed", type=int, default=0)
     given = parser.parse_args()
     plan = Plan(given.constraints, given.answers, first_seed=given.first_seed)
-    with Deployment(*given.model, *_FLAGS) as deployment:
+    with given_or_tiny(given.model) as arguments, Deployment(*arguments, *_FLAGS) as deployment:
         report = asyncio.run(survey(deployment.url, plan))
     print(report.text())
     return 1 if report.problems else 0

@@ -69,6 +69,7 @@ async def test_limits(api: RestApi, client: httpx.AsyncClient, path: str) -> Non
         assert len(api.generator.requests) == num_asked, f"a wrong {name} reached the generator"
 
 
+_NOTHING: tuple[Any, ...] = (None, "", [], {}, False, 0)
 _TRUTHY: dict[str, Any] = {"web_search_options": {"x": 1}, "audio": {"voice": "x"}, "thinking_token_budget": 5}
 
 
@@ -81,7 +82,7 @@ async def test_known_fields_that_would_change_the_result_are_refused(client: htt
         assert f"Unsupported parameter '{name}': " in error["message"]
         if path != "/v1/messages":  # whose errors have no such keys
             assert (error["code"], error["param"]) == ("unsupported_parameter", name)
-        for nothing in (None, "", [], {}, False, 0):
+        for nothing in _NOTHING:
             response = await client.post(path, json={**BODIES[path], name: nothing})
             assert response.status_code == 200, (name, nothing, response.text)
 

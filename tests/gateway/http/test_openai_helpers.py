@@ -90,7 +90,9 @@ async def test_parsed_arguments_whole_and_streamed() -> None:
             done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
             final = await stream.get_final_completion()
     for completion in (whole, final):
-        (call,) = completion.choices[0].message.tool_calls or ()
+        calls = completion.choices[0].message.tool_calls
+        assert calls is not None
+        (call,) = calls
         assert call.function.parsed_arguments == Weather(city="Bonn")
         assert completion.choices[0].finish_reason == "tool_calls"
     assert [event.parsed_arguments for event in done] == [Weather(city="Bonn")]

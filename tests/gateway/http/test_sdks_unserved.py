@@ -13,7 +13,7 @@ from tests.support.rest_api import RestApi
 _OPENAI: dict[str, Callable[[openai.AsyncOpenAI], Awaitable[object]]] = {
     "chat.completions.retrieve": lambda sdk: sdk.chat.completions.retrieve("x"),
     "chat.completions.delete": lambda sdk: sdk.chat.completions.delete("x"),
-    "chat.completions.messages": lambda sdk: sdk.chat.completions.messages.list("x")._get_page(),  # type: ignore[attr-defined]
+    "chat.completions.messages": lambda sdk: sdk.chat.completions.messages.list("x")._get_page(),
     "images.generate": lambda sdk: sdk.images.generate(model="tiny", prompt="x"),
     "images.edit": lambda sdk: sdk.images.edit(model="tiny", prompt="x", image=b"x"),
     "audio.speech": lambda sdk: sdk.audio.speech.create(model="tiny", voice="alloy", input="x"),
