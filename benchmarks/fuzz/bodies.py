@@ -158,7 +158,7 @@ _DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
     lambda data, chance: data.decode("utf-8", "replace").encode(
         chance.choice(("utf-16", "utf-32", "utf-8-sig", "utf-7"))
     ),
-    lambda data, chance: gzip.compress(data),
+    lambda data, chance: gzip.compress(data, mtime=0),
     lambda data, chance: chance.randbytes(chance.randint(1, 3000)),
     lambda data, chance: b"prompt=x&max_tokens=1",
 )
