@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
-from tests.gateway.http.test_openai_node import installed, run  # noqa: F401 (a fixture)
+from tests.gateway.http.test_openai_node import run
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying, saying
 from tests.support.tokenizer_files import tiny_tokenizer
@@ -18,7 +18,7 @@ PLACE = {"name": "Bonn", "people": 330000}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
 
 
-async def test_parsing_with_zod(installed: Path) -> None:  # noqa: F811
+async def test_parsing_with_zod(installed: Path) -> None:
     api = api_saying('{"name": "Bonn", "people": 330000}')
     got = await run(installed, api, SCRIPT, MUSTER_PART="parse")
     assert got["chat"] == got["chat_streamed"] == got["response"] == got["response_streamed"] == PLACE
@@ -29,7 +29,7 @@ async def test_parsing_with_zod(installed: Path) -> None:  # noqa: F811
     assert len(schemas) == 1, "the same schema on all four roads"
 
 
-async def test_tools_are_run(installed: Path) -> None:  # noqa: F811
+async def test_tools_are_run(installed: Path) -> None:
     """The client calls the function, sends its result, and gets the text that follows it."""
     api = api_saying(CALL)
 
@@ -46,7 +46,7 @@ async def test_tools_are_run(installed: Path) -> None:  # noqa: F811
     assert got["parsed"] == got["response"] == [{"city": "Bonn"}]
 
 
-async def test_errors_have_their_classes_and_say_what_is_not_served(installed: Path, api: RestApi) -> None:  # noqa: F811
+async def test_errors_have_their_classes_and_say_what_is_not_served(installed: Path, api: RestApi) -> None:
     late = tuple(tiny_tokenizer().encode("late"))
     plain = api.generator.script
 
