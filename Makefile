@@ -40,11 +40,14 @@ test: $(VENV)/.dev ## Run all tests
 	@$(BIN)/muster fetch >/dev/null
 	$(BIN)/python -m pytest $(TESTS)
 
-# What takes too long, or too many packages, for every change; as root it installs them.
-nightly: $(VENV)/.dev ## Run what `make test` leaves out: the examples in all languages, also through TLS
+# What takes too long, or too many packages, for every change; as root the examples install theirs. promtool comes with
+# Debian's package prometheus.
+nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version of
 	@$(BIN)/muster fetch >/dev/null
 	examples/build go cpp java ruby
 	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
+	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.structured
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .

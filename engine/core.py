@@ -245,7 +245,16 @@ class EngineCore:
         logprobs: tuple[TokenLogprobs, ...] = ()
         sampled = step_token.sampled
         if sequence.matcher is not None and sequence.matcher.failure:
-            self._outputs.append(_last_output(sequence, FinishReason.ERROR, sequence.matcher.failure))
+            constraint = sequence.request.constraint
+            assert constraint is not None
+            self._outputs.append(
+                _last_output(
+                    sequence,
+                    FinishReason.ERROR,
+                    sequence.matcher.failure,
+                    error_field=f"constraint.{constraint.kind.value}",
+                )
+            )
             self._retire(sequence)
             return
         if sampled is not None:
@@ -288,6 +297,7 @@ def _last_output(
     reason: FinishReason,
     error: str = "",
     *,
+    error_field: str = "",
     token_ids: tuple[int, ...] = (),
     logprobs: tuple[TokenLogprobs, ...] = (),
     embedding: tuple[float, ...] | None = None,
@@ -303,5 +313,6 @@ def _last_output(
         stop_token_id=sequence.stop_token_id if reason is FinishReason.STOP else None,
         usage=sequence.usage,
         error=error,
+        error_field=error_field,
         embedding=embedding,
     )

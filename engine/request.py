@@ -150,4 +150,5 @@ class TokenOutput:
     stop_token_id: int | None = None
     usage: Usage | None = None  # with finish_reason
     error: str = ""  # with FinishReason.ERROR
+    error_field: str = ""  # what the caller has to change, when it is not the engine's own fault
     embedding: tuple[float, ...] | None = None  # with the last output, when pooling was asked for

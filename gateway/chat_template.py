@@ -141,7 +141,7 @@ class _SpecialBreaker:
         if self._empty:
             return text
         # Behind every character, as special tokens may overlap or contain each other.
-        broken = self._literals.sub(lambda match: "".join(character + marker for character in match[0]), text)
+        broken = self._literals.sub(lambda match: marker.join(match[0]) + marker, text)
         begins_special = any(text[-length:] in self._prefixes for length in range(1, self._longest))
         return broken + marker if begins_special else broken
 

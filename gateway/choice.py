@@ -48,6 +48,8 @@ class Choice:
         self._unsent_logprobs: list[TokenLogprob] = []
         self._unsent_thoughts = ""
         self._num_unsent_thoughts = 0  # tokens
+        self._unsent_text = ""
+        self._interval = 1  # tokens; the first text is shown at once
 
     def advance(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob], end: Finished | None = None
@@ -62,8 +64,13 @@ class Choice:
             text += self._flush()
             if self.finish_reason is None:
                 self._finish(end)
-        if not text and not self._unsent_thoughts and self.finish_reason is None:
+        text = self._unsent_text + text
+        if self.finish_reason is None and (
+            len(self._unsent_ids) < self._interval or (not text and not self._unsent_thoughts)
+        ):
+            self._unsent_text = text
             return None
+        self._unsent_text, self._interval = "", self._request.stream_interval
         delta = ChoiceDelta(
             index=self.index,
             text=text,

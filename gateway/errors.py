@@ -149,6 +149,22 @@ class RequestTooLarge(GatewayError):
     code = "request_too_large"
 
 
+class HeadersTooLarge(GatewayError):
+    """Request line and headers are over the limit."""
+
+    status = 431
+    type = "invalid_request_error"
+    code = "headers_too_large"
+
+
+class InvalidHttp(GatewayError):
+    """What came is no HTTP/1.1 request, so nothing else about it is known."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_http"
+
+
 class UnsupportedMediaType(GatewayError):
     """The body is declared as something that cannot be JSON."""
 

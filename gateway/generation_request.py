@@ -61,6 +61,7 @@ class GenerationRequest:
     `rank` is a global rank the caller insists on; `affinity` groups requests that profit from the same prefix cache.
     With `reasoning`, thoughts are told apart from the text, and stop strings look at the text alone.
     `kept_token_ids` are special tokens that the text keeps, because its reader looks for them.
+    Deltas between a choice's first and last have at least `stream_interval` tokens.
     """
 
     request_id: str
@@ -85,6 +86,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     reasoning: ReasoningFormat | None = None
     kept_token_ids: frozenset[int] = frozenset()
+    stream_interval: int = 1
 
 
 class FinishReason(Enum):

@@ -11,6 +11,8 @@ from typing import Any
 
 import uvicorn
 
+from gateway.http_protocol import HttpProtocol
+
 # Longer than the idle times of usual connection pools and proxies, so that they close first and never race with us.
 KEEP_ALIVE_S = 75
 
@@ -21,7 +23,7 @@ class HttpServer:
     def __init__(self, app: Any, sockets: Sequence[socket.socket], *, shutdown_timeout_s: float) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             log_config=None,
             access_log=False,

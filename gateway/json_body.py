@@ -6,6 +6,9 @@ import orjson
 
 from gateway.errors import InvalidRequest, UnsupportedMediaType
 
+_MAX_DEPTH = 200
+# What is written is nested deeper than what was read, at most so many levels, and orjson writes 254.
+_MARGIN = 50
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
@@ -29,4 +32,20 @@ def parse_object(body: bytes) -> dict[str, object]:
         raise InvalidRequest(None, f"The body is not valid JSON: {error}.", "invalid_json") from error
     if not isinstance(value, dict):
         raise InvalidRequest(None, "The body must be a JSON object.", "invalid_json")
+    if body.count(b"[") + body.count(b"{") > _MAX_DEPTH:  # fewer cannot be too deep
+        _check_depth(value)
     return value
+
+
+def _check_depth(fields: dict[str, object]) -> None:
+    """Raises InvalidRequest naming the field: much of a request is written again, to answers, templates and engines."""
+    for name, value in fields.items():
+        wrapped = value
+        for _ in range(_MARGIN):
+            wrapped = [wrapped]
+        try:
+            orjson.dumps(wrapped)
+        except orjson.JSONEncodeError as error:
+            raise InvalidRequest(
+                name[:100], f"Invalid '{name[:100]}': it is nested more than {_MAX_DEPTH} levels deep."
+            ) from error

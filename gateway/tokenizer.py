@@ -14,6 +14,9 @@ from gateway.vocabulary import SpecialToken, Vocabulary
 from gateway.vocabulary_gguf import gguf_vocabulary
 from gateway.vocabulary_hf import hf_vocabulary
 
+# Tokenizing takes some hundred bytes of memory per token, and a token may be one byte.
+MAX_TEXT_BYTES = 8 << 20
+
 
 class Tokenizer:
     """Immutable after construction and usable from any thread.
@@ -64,8 +67,9 @@ class Tokenizer:
         """Token ids of `text`.
 
         `parse_special` recognises special tokens written in the text; leave it off for what users wrote.
-        `add_special` puts BOS in front where the checkpoint wants it.
+        `add_special` puts BOS in front where the checkpoint wants it. Raises InvalidRequest for too long a text.
         """
+        _check_length(text, "prompt")
         ids = _encode(self._parsing if parse_special else self._plain, text)
         return self.add_prefix(ids) if add_special else ids
 
@@ -85,8 +89,9 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, object] | None = None,
+        add_special: bool = False,
     ) -> list[int]:
-        """Token ids of a conversation. BOS is the template's business.
+        """Token ids of a conversation. BOS is the template's business, unless `add_special` asks for one.
 
         Raises InvalidRequest when there is no template or it refuses the messages.
         """
@@ -100,7 +105,8 @@ class Tokenizer:
             continue_final_message=continue_final_message,
             variables=variables,
         )
-        return self._encode_rendered(rendered)
+        ids = self._encode_rendered(rendered)
+        return self.add_prefix(ids) if add_special else ids
 
     def special_ids(self, literals: Iterable[str]) -> frozenset[int]:
         """Ids of those literals that are special tokens here."""
@@ -135,6 +141,7 @@ class Tokenizer:
         return self._bytes_by_id[token_id] if 0 <= token_id < self.vocab_size else b""
 
     def _encode_rendered(self, rendered: Rendered) -> list[int]:
+        _check_length(rendered.text, "messages")
         ids: list[int] = []
         for piece in self._pieces(rendered.text, rendered.marker):
             if isinstance(piece, SpecialToken):
@@ -162,6 +169,14 @@ def _alternatives(literals: dict[str, SpecialToken]) -> re.Pattern[str] | None:
     # Longest first: a special token may begin with another one.
     longest_first = sorted(filter(None, literals), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+
+
+def _check_length(text: str, param: str) -> None:
+    if 4 * len(text) > MAX_TEXT_BYTES and (num_bytes := len(text.encode("utf-8", "replace"))) > MAX_TEXT_BYTES:
+        raise InvalidRequest(
+            param,
+            f"Invalid '{param}': {num_bytes} bytes of text, expected at most {MAX_TEXT_BYTES}; send less.",
+        )
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:

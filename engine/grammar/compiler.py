@@ -11,14 +11,16 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from engine.errors import CheckpointError, InvalidRequestError
 from engine.grammar.matcher import Matcher, first_lines
+from engine.grammar.reasons import schema_reason
 from engine.grammar.source import check_size, refuse, to_lark
 from engine.grammar.tokens import TokenBytes
 from engine.grammar.worker import deep_stack_worker
 from engine.request import Constraint, ConstraintKind
 
 _PLACE = re.compile(r"^at [0-9]+\([0-9]+\): ")
-# Compiled grammars that are kept; none is larger than its constraint's size limit allows.
+# Compiled grammars that are kept, and of how much text. Each may take thirty times the memory of its text.
 _MAX_CACHED = 64
+_MAX_CACHED_CHARS = 2 << 20
 # Of one step of one sequence, some milliseconds; a grammar that needs more ends its own request only.
 _LIMITS = LLParserLimits(step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -42,6 +44,7 @@ class GrammarCompiler:
         # The rest belongs to the worker.
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Constraint, LLMatcher] = OrderedDict()
+        self._num_chars = 0  # of the compiled ones
 
     def prepare(self, constraint: Constraint, generated_token_ids: Sequence[int] = ()) -> Future[Matcher]:
         """A matcher that has taken what was generated before. The future has InvalidRequestError for what is wrong.
@@ -66,8 +69,10 @@ class GrammarCompiler:
         grammar = self._compiled.get(constraint)
         if grammar is None:
             grammar = self._compiled[constraint] = self._compile(constraint)
-            if len(self._compiled) > self._max_cached:
-                self._compiled.popitem(last=False)
+            self._num_chars += _num_chars(constraint)
+            while len(self._compiled) > self._max_cached or self._num_chars > _MAX_CACHED_CHARS:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._num_chars -= _num_chars(oldest)
         self._compiled.move_to_end(constraint)
         return grammar
 
@@ -97,12 +102,17 @@ class GrammarCompiler:
         return self._tokenizer
 
 
+def _num_chars(constraint: Constraint) -> int:
+    return len(constraint.text) + sum(map(len, constraint.choices))
+
+
 def _reason(constraint: Constraint, error: str) -> str:
     """Places in the grammar mean something only to who wrote it; others get the reason alone."""
     reason = first_lines(error)
     if constraint.kind is ConstraintKind.GRAMMAR:
         return reason
-    return _PLACE.sub("", reason.partition("\n   1 | ")[0]).removeprefix("failed to compile JSON schema: ")
+    reason = _PLACE.sub("", reason.partition("\n   1 | ")[0]).removeprefix("failed to compile JSON schema: ")
+    return schema_reason(reason) if constraint.kind is ConstraintKind.JSON_SCHEMA else reason
 
 
 class _Vocabulary:

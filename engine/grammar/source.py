@@ -111,6 +111,10 @@ def _schema(constraint: Constraint) -> dict[str, object]:
     if not isinstance(schema, dict):
         refuse(constraint, "is not a JSON object; a schema that allows everything is {}")
     _check_divisors(constraint, schema)
+    try:
+        json.dumps(schema, allow_nan=False)
+    except ValueError:
+        refuse(constraint, "has a number that JSON has not: NaN, Infinity, or one beyond 64-bit floats")
     return {**schema, "x-guidance": _JSON_OPTIONS}
 
 

@@ -17,12 +17,12 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_PATHS = ("/v1/messages", "/messages")
+_PATHS = ("/v1/messages", "/messages")  # and what is below them
 
 
 def speaks_anthropic(path: str) -> bool:
     """Whether the path, below any root path, is one of the Messages API's."""
-    return path.startswith(_PATHS)
+    return any(path == own or path.startswith(own + "/") for own in _PATHS)
 
 
 def error_body(error: GatewayError, request_id: str | None = None) -> dict[str, object]:

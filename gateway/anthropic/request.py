@@ -13,6 +13,7 @@ from gateway.openai.chat_request import Conversation
 from gateway.openai.constraints import schema_text
 from gateway.openai.fields import Fields, shown
 from gateway.openai.options import GenerationOptions, ModelLimits, parse_max_tokens, parse_options
+from gateway.openai.unsupported import refuse_unsupported
 from gateway.request_limits import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from gateway.tool_use import ToolUse
 
@@ -46,6 +47,7 @@ def parse_message_request(
     for name, reason in _REFUSED.items():
         if fields.raw(name):
             raise InvalidRequest(name, f"Unsupported parameter '{name}': {reason}.", "unsupported_parameter")
+    refuse_unsupported(fields)
     options = parse_options(fields, limits)
     if options.n != 1:
         fields.refuse("n", "1; a message is one answer")

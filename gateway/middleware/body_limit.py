@@ -20,7 +20,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdigit() and int(declared) > self._max_bytes:
+        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._max_bytes):
             raise self._too_large()
         num_bytes = 0
 

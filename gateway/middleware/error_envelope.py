@@ -15,6 +15,8 @@ from gateway.errors import GatewayError, InternalError, InvalidRequest, MethodNo
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 200  # characters of a path that are quoted back
+
 
 class ErrorEnvelope:
     """The last resort: nothing but a cancellation gets past it, and no traceback reaches a client."""
@@ -70,7 +72,8 @@ def _as_gateway_error(error: Exception, scope: Scope) -> GatewayError:
 
 
 def _from_starlette(error: HTTPException, scope: Scope) -> GatewayError:
-    where = f"{scope['method']} {scope['path']}"
+    path = scope["path"] if len(scope["path"]) <= _SHOWN else scope["path"][:_SHOWN] + "…"
+    where = f"{scope['method']} {path}"
     if error.status_code == 404:
         return RouteNotFound(f"There is no {where} here.")
     if error.status_code == 405:

@@ -56,6 +56,7 @@ class ConversationBody(TypedDict, total=False):
     chat_template_kwargs: Annotated[dict[str, object], "Variables of the template, for example enable_thinking."]
     documents: Annotated[object, "Handed to the template, as tools and reasoning_effort are."]
     reasoning_effort: object
+    add_special_tokens: Annotated[bool, "Puts BOS in front where the model wants it and the template has none."]
 
 
 class ChatBody(OptionsBody, ToolsBody, ConversationBody, total=False):
@@ -75,6 +76,7 @@ class Conversation:
     add_generation_prompt: bool
     continue_final_message: bool
     variables: Mapping[str, object]
+    add_special: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,7 @@ def parse_conversation(fields: Fields) -> Conversation:
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final,
         variables=_parse_variables(fields),
+        add_special=fields.boolean("add_special_tokens"),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway.embedding_request import PoolingMethod
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, valid_token_ids
-from gateway.openai.options import ModelLimits
+from gateway.openai.options import ModelLimits, Truncation, parse_side
 from gateway.request_limits import MAX_SALT_CHARS
 
 Input = str | tuple[int, ...]
@@ -25,7 +25,7 @@ class EmbeddingsRequest:
     pooling: PoolingMethod
     dimensions: int | None
     base64: bool
-    truncate_prompt_tokens: int | None
+    truncation: Truncation | None
     add_special: bool
     rank: int | None
     priority: int
@@ -44,7 +44,7 @@ def parse_embeddings(body: Mapping[str, object], limits: ModelLimits, embedding_
         pooling=PoolingMethod(_one_of(fields, "pooling", ("mean", "last"))),
         dimensions=fields.integer("dimensions", low=1, high=embedding_size),
         base64=_one_of(fields, "encoding_format", ("float", "base64")) == "base64",
-        truncate_prompt_tokens=_parse_truncation(fields, limits),
+        truncation=_parse_truncation(fields, limits),
         add_special=fields.boolean("add_special_tokens", True),
         rank=fields.integer("routed_dp_rank", low=0, high=_INT32),
         priority=fields.integer("priority", 0, low=-_INT32, high=_INT32),
@@ -86,8 +86,12 @@ def _parse_input(item: object, param: str, limits: ModelLimits) -> Input:
     raise InvalidRequest(param, f"Invalid '{param}': expected a non-empty string or a non-empty list of token ids.")
 
 
-def _parse_truncation(fields: Fields, limits: ModelLimits) -> int | None:
+def _parse_truncation(fields: Fields, limits: ModelLimits) -> Truncation | None:
+    """The beginning is kept, as embedding servers do; a prompt to continue keeps its end."""
     tokens = fields.integer("truncate_prompt_tokens", low=-1, high=limits.max_model_len)
     if tokens == 0:
         fields.refuse("truncate_prompt_tokens", "at least 1, or -1 for as much as fits")
-    return limits.max_model_len if tokens == -1 else tokens
+    keeps_beginning = parse_side(fields, "right") == "right"
+    if tokens is None:
+        return None
+    return Truncation(limits.max_model_len if tokens == -1 else tokens, keeps_beginning)

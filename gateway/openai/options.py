@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Constraint, Sampling
@@ -70,9 +70,11 @@ class OptionsBody(SamplingBody, ConstraintBody, total=False):
     prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
     return_token_ids: bool
     return_tokens_as_token_ids: Annotated[bool, 'Spells tokens as "token_id:17".']
-    truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps the prompt's last tokens; -1: what fits."]
+    truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps so many of the prompt's tokens; -1: what fits."]
+    truncation_side: Annotated[Literal["left", "right"], "Where tokens are cut off; left unless sent."]
     stream: Annotated[bool, "Server-sent events, one chunk each, [DONE] last."]
     stream_options: StreamOptionsBody
+    stream_interval: Annotated[int, Between(1, 1024), "At least so many tokens per chunk, but for the first and last."]
     routed_dp_rank: Annotated[int, Between(0, _INT32), "The global rank to run on; as x-data-parallel-rank."]
     priority: Annotated[int, Between(-_INT32, _INT32), "Smaller is sooner."]
     cache_salt: Annotated[str, Chars(MAX_SALT_CHARS), "Shares prefixes only with requests of the same salt."]
@@ -100,8 +102,19 @@ class StreamOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Truncation:
+    """So much of a prompt is kept: its end, or its beginning."""
+
+    num_tokens: int
+    keeps_beginning: bool = False
+
+    def apply(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return token_ids[: self.num_tokens] if self.keeps_beginning else token_ids[-self.num_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """How to generate, report and stop. `bad_words` are text still; `truncate_prompt_tokens` keeps the prompt's end."""
+    """How to generate, report and stop. `bad_words` are text still."""
 
     sampling: Sampling
     bad_words: tuple[str, ...]
@@ -115,13 +128,14 @@ class GenerationOptions:
     skip_special_tokens: bool
     return_token_ids: bool
     tokens_as_ids: bool
-    truncate_prompt_tokens: int | None
+    truncation: Truncation | None
     rank: int | None
     priority: int
     cache_salt: str
     affinity: str | None
     request_id: str | None
     constraint: Constraint | None = None
+    stream_interval: int = 1
 
 
 def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
@@ -149,13 +163,14 @@ def parse_options(fields: Fields, limits: ModelLimits) -> GenerationOptions:
         skip_special_tokens=fields.boolean("skip_special_tokens", True),
         return_token_ids=fields.boolean("return_token_ids"),
         tokens_as_ids=fields.boolean("return_tokens_as_token_ids"),
-        truncate_prompt_tokens=_parse_truncation(fields, limits),
+        truncation=_parse_truncation(fields, limits),
         rank=fields.integer("routed_dp_rank"),
         priority=fields.integer("priority", 0),
         cache_salt=fields.string("cache_salt") or "",
         affinity=fields.string("session_id") or fields.string("prompt_cache_key"),
         request_id=fields.string("request_id"),
         constraint=parse_constraint(fields),
+        stream_interval=fields.integer("stream_interval", 1),
     )
 
 
@@ -216,8 +231,21 @@ def _parse_logit_bias(fields: Fields, limits: ModelLimits) -> Mapping[int, float
     return biases
 
 
-def _parse_truncation(fields: Fields, limits: ModelLimits) -> int | None:
+def _parse_truncation(fields: Fields, limits: ModelLimits) -> Truncation | None:
     tokens = fields.integer("truncate_prompt_tokens", high=limits.max_model_len)
+    keeps_beginning = parse_side(fields, "left") == "right"
     if tokens == 0:
         fields.refuse("truncate_prompt_tokens", "at least 1, or -1 for as much as fits")
-    return limits.max_model_len - 1 if tokens == -1 else tokens
+    if tokens is None:
+        return None
+    return Truncation(limits.max_model_len - 1 if tokens == -1 else tokens, keeps_beginning)
+
+
+def parse_side(fields: Fields, default: str) -> str:
+    """`truncation_side`, "left" or "right": where tokens are cut off."""
+    side = fields.raw("truncation_side")
+    if side is None:
+        return default
+    if side not in ("left", "right"):
+        fields.refuse("truncation_side", "'left' or 'right'")
+    return str(side)

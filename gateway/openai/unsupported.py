@@ -8,7 +8,7 @@ from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields
 
 # Refused whenever they hold anything but null or an empty value.
-_REFUSED: Mapping[str, str] = {
+REFUSED: Mapping[str, str] = {
     "suffix": "infilling is not supported",
     "use_beam_search": "beam search is not supported",
     "guided_json": "'structured_outputs.json' has this meaning here",
@@ -36,7 +36,7 @@ _REFUSED: Mapping[str, str] = {
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raises InvalidRequest naming the first field that asks for something that is not there."""
-    for name, reason in _REFUSED.items():
+    for name, reason in REFUSED.items():
         if fields.raw(name):
             raise _unsupported(fields.path(name), f"{reason}; remove the field")
     _refuse_outputs(fields)

@@ -47,7 +47,11 @@ class ChatCompletions:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
-            chat.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
+            chat.conversation,
+            model.tokenizer,
+            model.info.max_model_len,
+            options.truncation,
+            num_bytes=len(await request.body()),
         )
         reasoning = format_of(settings.reasoning_parser, model.tokenizer.template_source)
         shape = ChatShape(

@@ -62,7 +62,7 @@ async def _encode(
     embeddings: EmbeddingsRequest, tokenizer: Tokenizer, max_model_len: int
 ) -> tuple[tuple[int, ...], ...]:
     """Raises ContextLengthExceeded for an input that is too long, and InvalidRequest for too many tokens together."""
-    if embeddings.truncate_prompt_tokens is None:
+    if embeddings.truncation is None:
         for text in embeddings.inputs:
             if isinstance(text, str):
                 check_size(text, tokenizer, max_model_len, "input")
@@ -78,6 +78,4 @@ async def _encode(
 
 def _encode_one(text: Input, embeddings: EmbeddingsRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
     tokens = tuple(tokenizer.encode(text, add_special=embeddings.add_special)) if isinstance(text, str) else text
-    kept = embeddings.truncate_prompt_tokens
-    # The beginning is kept, as embedding servers do; a prompt to continue keeps its end.
-    return tokens if kept is None else tokens[:kept]
+    return tokens if embeddings.truncation is None else embeddings.truncation.apply(tokens)

@@ -53,7 +53,11 @@ class Messages:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
         prompt_token_ids = await encode_conversation(
-            asked.conversation, model.tokenizer, model.info.max_model_len, options.truncate_prompt_tokens
+            asked.conversation,
+            model.tokenizer,
+            model.info.max_model_len,
+            options.truncation,
+            num_bytes=len(await request.body()),
         )
         shape = MessageShape(
             message_id=f"msg_{request.state.request_id}",
@@ -84,7 +88,11 @@ class Messages:
         model, asked = await read_object(request, partial(self._parse, counting=True))
         # The count may be asked of what does not fit: that is what it is for.
         token_ids = await encode_conversation(
-            asked.conversation, model.tokenizer, 2**31, asked.options.truncate_prompt_tokens
+            asked.conversation,
+            model.tokenizer,
+            2**31,
+            asked.options.truncation,
+            num_bytes=len(await request.body()),
         )
         return json_response({"input_tokens": len(token_ids)})
 

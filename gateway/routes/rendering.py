@@ -51,5 +51,6 @@ def _rendered(conversation: Conversation, model: ServedModel) -> tuple[str, list
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         variables=conversation.variables,
+        add_special=conversation.add_special,
     )
     return model.tokenizer.decode(token_ids, skip_special=False), token_ids

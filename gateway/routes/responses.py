@@ -71,7 +71,7 @@ class Responses:
         """POST /v1/responses/input_tokens: what a body would cost."""
         model, asked = await read_object(request, self._parse)
         items = await self._conversation_items(asked)
-        token_ids = await self._encode(asked, items, model)
+        token_ids = await self._encode(request, asked, items, model)
         return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     async def show(self, request: Request) -> Response:
@@ -128,7 +128,7 @@ class Responses:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
         items = await self._conversation_items(asked)
-        prompt_token_ids = await self._encode(asked, items, model)
+        prompt_token_ids = await self._encode(request, asked, items, model)
         store = asked.store and self._archive.enabled
         shape = ResponseShape(
             response_id=self._archive.new_id(),
@@ -183,10 +183,17 @@ class Responses:
             f"input[{index}].id", f"Item with id '{item_id[:100]}' not found: its response is not kept (any more)."
         )
 
-    async def _encode(self, asked: ResponsesRequest, items: tuple[Item, ...], model: ServedModel) -> tuple[int, ...]:
-        truncate_to = asked.options.truncate_prompt_tokens
+    async def _encode(
+        self, request: Request, asked: ResponsesRequest, items: tuple[Item, ...], model: ServedModel
+    ) -> tuple[int, ...]:
+        truncation = asked.options.truncation
         return await encode_conversation(
-            asked.conversation(items), model.tokenizer, model.info.max_model_len, truncate_to, param="input"
+            asked.conversation(items),
+            model.tokenizer,
+            model.info.max_model_len,
+            truncation,
+            num_bytes=len(await request.body()),
+            param="input",
         )
 
     async def _collect(self, turn: _Turn, writer: ResponseWriter) -> Mapping[str, object]:

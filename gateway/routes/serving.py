@@ -176,6 +176,7 @@ def generation_request(
         traceparent=valid_traceparent(request.headers.get("traceparent", "")),
         reasoning=reasoning,
         kept_token_ids=kept_token_ids,
+        stream_interval=options.stream_interval,
     )
 
 

@@ -13,7 +13,7 @@ from gateway.openai.fields import Fields
 from gateway.openai.options import TokenId
 from gateway.openai.tools import ToolsBody
 from gateway.prompts import off_loop
-from gateway.routes.serving import Serving, json_response, read_object
+from gateway.routes.serving import ServedModel, Serving, json_response, read_object
 from gateway.schema.limits import Chars, Items
 from gateway.tokenizer import Tokenizer
 
@@ -75,15 +75,7 @@ class Tokenization:
         fields = Fields(body, shape=TokenizeBody)
         model = self._serving.model(fields.raw("model"))
         length = len(await request.body())  # kept since it was read; a chunked body has no declared length
-        token_ids = await off_loop(length, lambda: _token_ids(fields, model.tokenizer))
-        answer: Tokens = {
-            "count": len(token_ids),
-            "max_model_len": model.info.max_model_len,
-            "tokens": token_ids,
-        }
-        if fields.boolean("return_token_strs"):
-            answer["token_strs"] = [model.tokenizer.token_text(token_id) for token_id in token_ids]
-        return json_response(answer)
+        return await off_loop(length, lambda: json_response(_tokens(fields, model)))
 
     async def detokenize(self, request: Request) -> Response:
         fields = Fields(await read_object(request, dict), shape=DetokenizeBody)
@@ -98,6 +90,14 @@ class Tokenization:
         return json_response(answer)
 
 
+def _tokens(fields: Fields, model: ServedModel) -> Tokens:
+    token_ids = _token_ids(fields, model.tokenizer)
+    answer: Tokens = {"count": len(token_ids), "max_model_len": model.info.max_model_len, "tokens": token_ids}
+    if fields.boolean("return_token_strs"):
+        answer["token_strs"] = [model.tokenizer.token_text(token_id) for token_id in token_ids]
+    return answer
+
+
 def _token_ids(fields: Fields, tokenizer: Tokenizer) -> list[int]:
     if fields.raw("messages") is not None:
         conversation = parse_conversation(fields)
@@ -106,6 +106,7 @@ def _token_ids(fields: Fields, tokenizer: Tokenizer) -> list[int]:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             variables=conversation.variables,
+            add_special=conversation.add_special,
         )
     text = next((t for t in (fields.string(name) for name in _TEXT_FIELDS) if t is not None), None)
     if text is None:

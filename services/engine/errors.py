@@ -51,6 +51,18 @@ def step_failed(message: str) -> RpcError:
     )
 
 
+def ended(message: str, field: str) -> RpcError:
+    """A request that ended with an error: by what it asked for, if a field is named, else by the engine's fault."""
+    if not field:
+        return step_failed(message)
+    return RpcError(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        f"{field}: {message}",
+        reason="INVALID_REQUEST",
+        violations=(FieldViolation(field, message),),
+    )
+
+
 def timed_out(timeout_s: float) -> RpcError:
     return RpcError(
         grpc.StatusCode.DEADLINE_EXCEEDED,

@@ -109,7 +109,7 @@ def _write_tokens(outputs: wire.StepOutputs, deltas: dict[int, Delta]) -> None:
 def _write_end(outputs: wire.StepOutputs, handle: int, end: TokenOutput) -> None:
     assert end.finish_reason is not None
     if end.finish_reason is FinishReason.ERROR:
-        outputs.failed.append(_to_failed(handle, errors.step_failed(end.error)))
+        outputs.failed.append(_to_failed(handle, errors.ended(end.error, end.error_field)))
         return
     outputs.finished.add(
         handle=handle,

@@ -56,7 +56,7 @@ class EngineServicer(wire.EngineServiceServicer):
                 if delta.end is not None and delta.end.finish_reason is FinishReason.ERROR:
                     if delta.token_ids:
                         yield _to_response(delta, final=False)
-                    raise errors.step_failed(delta.end.error)
+                    raise errors.ended(delta.end.error, delta.end.error_field)
                 yield _to_response(delta, final=delta.end is not None)
                 if delta.end is not None:
                     return

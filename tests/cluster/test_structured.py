@@ -14,9 +14,9 @@ import openai
 import pytest
 from muster import v1 as wire
 
+from benchmarks.structured.survey import KINDS, Plan, survey
 from tests.cluster.conftest import FLAGS
 from tests.support.cluster import Cluster
-from tests.support.random_schema import random_schema
 
 pytestmark = pytest.mark.cluster
 
@@ -49,23 +49,13 @@ def client(cluster: Cluster) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_schemas_over_rest(client: openai.OpenAI) -> None:
-    num_finished = 0
-    for seed in range(12):
-        schema = random_schema(1000 + seed)
-        completion = client.chat.completions.create(
-            model="tiny",
-            messages=[{"role": "user", "content": "hi"}],
-            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-            max_tokens=300,
-            seed=seed,
-        )
-        choice = completion.choices[0]
-        if choice.finish_reason == "stop":
-            num_finished += 1
-            assert choice.message.content is not None
-            jsonschema.Draft202012Validator(schema).validate(json.loads(choice.message.content))
-    assert num_finished > 6
+async def test_finished_answers_satisfy_their_constraint(cluster: Cluster) -> None:
+    """Some of benchmarks.structured: schemas, regexes and grammars at temperature 1, over chat and completions."""
+    plan = Plan(num_constraints=10, num_answers=2, first_seed=1000)
+    report = await survey(cluster.url, plan)
+    assert report.problems == []
+    for kind in KINDS:
+        assert report.counts[kind, "finished"] > 10, report.text()
 
 
 def test_the_same_answer_on_every_road(cluster: Cluster) -> None:

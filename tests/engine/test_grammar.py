@@ -111,11 +111,47 @@ def test_schemas_may_stand_in_rules(compiler: GrammarCompiler) -> None:
         _matcher(compiler, constraint, tuple(b"<{xxx"))
 
 
+# Keywords of JSON Schema that are refused, each with a value that means something.
+_UNENFORCED: dict[str, Any] = {
+    "not": {"const": 1},
+    "if": {"const": 1},
+    "then": {"const": 1},
+    "else": {"const": 1},
+    "uniqueItems": True,
+    "contains": {"const": 1},
+    "minContains": 1,
+    "maxContains": 1,
+    "propertyNames": {"pattern": "a"},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+    "dependencies": {"a": ["b"]},
+    "unevaluatedProperties": False,
+    "unevaluatedItems": False,
+    "$dynamicRef": "#a",
+    "$recursiveRef": "#",
+}
+
+
 @pytest.mark.parametrize(
     ("constraint", "reason"),
     [
         (_schema({"type": "foo"}), "Invalid type: foo"),
-        (_schema({"type": "object", "propertyNames": {"pattern": "a"}}), "propertyNames"),
+        *(
+            (_schema({"type": "object", "properties": {"a": {name: value}}}), name)
+            for name, value in _UNENFORCED.items()
+        ),
+        (_schema({"type": "string", "format": "nonsense"}), "'format' with a value that is not known: nonsense"),
+        (_schema({"type": "string", "pattern": "(?=a)b"}), "'pattern' that cannot be enforced"),
+        (_schema({"type": "string", "pattern": r"\bb"}), "'pattern' that cannot be enforced"),
+        (_schema({"$ref": "http://example.com/x"}), "'$ref' to another document"),
+        (_schema({"$ref": "#"}), "no token"),
+        (_schema({"type": "object", "properties": {"a": {}}, "maxProperties": 1}), "'maxProperties'"),
+        (_schema({"type": "number", "minimum": -1e21, "maximum": 1e21}), "'minimum' or 'maximum'"),
+        (_schema({"type": "number", "minimum": float("nan")}), "NaN"),
+        (Constraint(ConstraintKind.JSON_SCHEMA, '{"const": 1e999}'), "beyond 64-bit floats"),
+        (_schema({"enum": []}), "empty"),
+        (_schema({"allOf": [{"type": "integer"}, {"type": "string"}]}), "incompatible types"),
+        (_schema({"type": "object", "required": ["z"], "additionalProperties": False}), "required property 'z'"),
         (_schema({"type": "integer", "minimum": 5, "maximum": 2}), "minimum"),
         (_schema({"$ref": "#/$defs/missing"}), "missing"),
         (_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), "cannot be compiled"),
@@ -200,6 +236,16 @@ def test_compiled_grammars_are_kept_and_bounded() -> None:
     first, second = (_matcher(compiler, _regex("a{10}")) for _ in range(2))
     first.take(b"aaaaaaaaaa")
     assert _allowed(second) == {ord("a")}, "sequences do not share where they are"
+
+
+def test_large_grammars_are_fewer_in_the_cache(compiler: GrammarCompiler) -> None:
+    """Their memory is many times their text."""
+    compiler = GrammarCompiler(lambda: ALPHABET, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS,))
+    for number in range(12):
+        _matcher(compiler, Constraint(ConstraintKind.CHOICE, choices=(str(number), "x" * 250_000)))
+    assert compiler.num_cached == 8
+    _matcher(compiler, _regex("a"))
+    assert compiler.num_cached == 9
 
 
 def test_a_checkpoint_without_what_is_needed_is_told(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.app import build_app
+from gateway.http_protocol import HttpProtocol
 from gateway.lifecycle import Lifecycle
 from gateway.settings import AppSettings
 from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedEmbedder, ScriptedGenerator
@@ -55,7 +56,9 @@ class RestApi:
         """A real server on a free port; yields its URL."""
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(self.app(), log_config=None, access_log=False, timeout_graceful_shutdown=5)
+        config = uvicorn.Config(
+            self.app(), http=HttpProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        )
         server = uvicorn.Server(config)
         serving = asyncio.create_task(server._serve([listener]))
         try:

@@ -275,7 +275,9 @@ class Constraint(_message.Message):
     It cannot be combined with ignore_eos or min_tokens, because it alone decides
     where an answer may end. One that cannot be compiled is INVALID_ARGUMENT, with
     a field violation on "constraint.<kind>" that has the reason; so is a request
-    for one where the checkpoint's vocabulary cannot be read.
+    for one where the checkpoint's vocabulary cannot be read, and so ends a
+    request that comes to a point where no token fits, or whose constraint is too
+    ambiguous to follow.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -192,9 +192,11 @@ async def test_a_connection_is_used_again_after_a_stream(api: RestApi) -> None:
     [
         (CHAT, {"messages": [{"role": "user", "content": "1" * 50_000}], "truncate_prompt_tokens": 9}),
         (COMPLETIONS, {"prompt": "1" * 50_000, "truncate_prompt_tokens": 9}),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "documents": ["1" * 50_000]}),
         ("/tokenize", {"prompt": "1" * 50_000}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "1" * 50_000}]}),
     ],
-    ids=["chat", "completion", "tokenize"],
+    ids=["chat", "completion", "documents", "tokenize", "messages"],
 )
 async def test_a_large_prompt_does_not_block_the_event_loop(
     api: RestApi, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, object]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -76,6 +77,44 @@ async def test_text_whole_and_streamed(api: RestApi, responses: bool) -> None:
 
 
 @ROADS
+async def test_blocking_calls_and_batches(api: RestApi, responses: bool) -> None:
+    """`invoke`, `stream` and `batch` go over the client's other transport."""
+
+    def use(url: str) -> tuple[str, str, list[str]]:
+        model = ChatOpenAI(
+            model="tiny",
+            base_url=f"{url}/v1",
+            api_key="x",  # type: ignore[arg-type]
+            max_retries=0,
+            use_responses_api=responses,
+        )
+        try:
+            streamed = "".join(text_of(chunk) for chunk in model.stream("hi"))
+            return text_of(model.invoke("hi")), streamed, [text_of(each) for each in model.batch(["hi", "ho", "hi"])]
+        finally:
+            model.root_client.close()
+
+    async with api.server() as url:
+        whole, streamed, batch = await asyncio.to_thread(use, url)
+    expected = [answer_text(prompt_of(("user", text)), 0) for text in ("hi", "ho", "hi")]
+    assert whole == streamed == expected[0]
+    assert batch == expected
+
+
+@ROADS
+async def test_batches_and_what_went_wrong(api: RestApi, responses: bool) -> None:
+    async with model_of(api, responses) as model:
+        messages = await model.abatch(["hi", "ho"])
+        assert [text_of(message) for message in messages] == [
+            answer_text(prompt_of(("user", text)), 0) for text in ("hi", "ho")
+        ]
+        with pytest.raises(openai.BadRequestError, match="temperature"):
+            await model.bind(temperature=3).ainvoke("hi")
+        with pytest.raises(openai.NotFoundError):
+            await model.bind(model="gpt-9").ainvoke("hi")
+
+
+@ROADS
 async def test_tools_there_and_back(responses: bool) -> None:
     api = api_saying(TWO_CALLS)
     async with model_of(api, responses) as model:
@@ -98,17 +137,33 @@ async def test_tools_there_and_back(responses: bool) -> None:
 
 
 @ROADS
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
 async def test_structured_output(responses: bool, method: Any) -> None:
     arguments = '{"name": "Bonn", "people": 330000}'
-    said = arguments if method == "json_schema" else f'<tool_call>\n{{"name": "Place", "arguments": {arguments}}}'
+    said = arguments if method != "function_calling" else f'<tool_call>\n{{"name": "Place", "arguments": {arguments}}}'
     api = api_saying(said)
     async with model_of(api, responses) as model:
         place = await model.with_structured_output(Place, method=method).ainvoke("hi")
+        both = await model.with_structured_output(Place, method=method, include_raw=True).ainvoke("hi")
     assert place == Place(name="Bonn", people=330000)
+    assert isinstance(both, dict)
+    assert both["parsed"] == place
+    assert both["parsing_error"] is None
     constraint = api.generator.requests[0].constraint
     assert constraint is not None
-    assert "people" in constraint.text
+    assert ("people" in constraint.text) == (method != "json_mode")
+
+
+@ROADS
+async def test_a_tool_can_be_forced(responses: bool) -> None:
+    """`any` is LangChain's word for "required"."""
+    for choice in ("any", "clock"):
+        api = api_saying('<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>')
+        async with model_of(api, responses) as model:
+            message = await model.bind_tools([weather, clock], tool_choice=choice).ainvoke("hi")
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == ("clock", {})
+        assert api.generator.requests[0].constraint is not None
 
 
 async def test_embeddings(api: RestApi) -> None:
@@ -121,5 +176,6 @@ async def test_embeddings(api: RestApi) -> None:
             check_embedding_ctx_length=False,  # it would count with a tokenizer of OpenAI's own models
         )
         vectors = await embeddings.aembed_documents(["hi", "hello"])
-    (request,) = api.embedder.requests
-    assert vectors == [list(vector_of(i, request)) for i in request.inputs]
+        (request,) = api.embedder.requests
+        assert vectors == [list(vector_of(i, request)) for i in request.inputs]
+        assert await embeddings.aembed_query("hi") == vectors[0]

