@@ -98,9 +98,7 @@ def _point(rank: int, before: _Counted | None, now: _Counted) -> LoadPoint:
     rates = Throughput()
     if before is not None and old is not None and old.incarnation == load.incarnation:
         rates = _throughput(old, load, now.at_s - before.at_s)
-    return LoadPoint(
-        rates.generated_tokens_per_s, rates.prompt_tokens_per_s, load.running, load.waiting, load.kv_usage
-    )
+    return LoadPoint(rates.generated_tokens_per_s, rates.prompt_tokens_per_s, load.running, load.waiting, load.kv_usage)
 
 
 def _throughput(old: RankLoad, new: RankLoad, seconds: float) -> Throughput:

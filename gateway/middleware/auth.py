@@ -20,7 +20,9 @@ class ApiKeys:
     of the page's files.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], open_paths: Collection[str], open_below: str | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, keys: Sequence[str], open_paths: Collection[str], open_below: str | None = None
+    ) -> None:
         self._app = app
         self._digests = [_digest(key.encode()) for key in keys]
         self._open_paths = frozenset(open_paths)

@@ -139,6 +139,6 @@ def _time(text: str) -> float:
     if not math.isfinite(seconds):
         raise InvalidRequest(
             "history_after",
-            f"Invalid 'history_after': got {shown(text)}; give seconds since the epoch, such as a time in 'history.at'.",
+            f"Invalid 'history_after': got {shown(text)}; give seconds since the epoch, as in 'history.at'.",
         )
     return seconds

@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from gateway.app import build_app
 from gateway.lifecycle import Lifecycle
 from gateway.settings import AppSettings
+from tests.support.scripted_deployment import ScriptedDeployment
 from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedEmbedder, ScriptedGenerator
 
 Json = dict[str, Any]
@@ -32,6 +33,7 @@ class RestApi:
     metrics: RecordedMetrics = field(default_factory=RecordedMetrics)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     embedder: ScriptedEmbedder = field(default_factory=ScriptedEmbedder)
+    deployment: ScriptedDeployment = field(default_factory=ScriptedDeployment)
 
     def app(self) -> Starlette:
         return build_app(
@@ -41,6 +43,7 @@ class RestApi:
             settings=self.settings,
             lifecycle=self.lifecycle,
             embedder=self.embedder,
+            deployment=self.deployment,
         )
 
     @asynccontextmanager
