@@ -57,7 +57,7 @@ def test_without_the_head_the_page_says_so(server: BackgroundApi, visiting: Visi
 def test_many_ranks_have_one_line_and_all_their_rows(server: BackgroundApi, visiting: Visiting) -> None:
     deployment = server.api.deployment
     server.call(lambda: setattr(deployment, "reports", [ready_rank(number) for number in range(100)]))
-    rates = {number: 1.0 for number in range(20)}
+    rates = dict.fromkeys(range(20), 1.0)
     server.call(lambda: setattr(deployment, "history", [sample(1_000.0 + second, rates) for second in range(700)]))
     page = visiting().open("#/deployment")
     expect(page.locator("#ranks tr")).to_have_count(100)

@@ -74,9 +74,12 @@ def test_focus_is_visible_and_the_first_stop_skips(visit: Visit) -> None:
 
 def test_every_control_has_a_name(visit: Visit) -> None:
     nameless = visit.page.evaluate(
-        """() => [...document.querySelectorAll("button, a[href], input, textarea, select")].filter(element =>
-          !(element.getAttribute("aria-label") || element.innerText || element.textContent.trim() || element.labels?.length))
-          .map(element => element.outerHTML)"""
+        """() => {
+          const named = element =>
+            element.getAttribute("aria-label") || element.textContent.trim() || element.labels?.length;
+          const controls = [...document.querySelectorAll("button, a[href], input, textarea, select")];
+          return controls.filter(element => !named(element)).map(element => element.outerHTML);
+        }"""
     )
     assert nameless == []
 

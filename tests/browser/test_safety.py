@@ -14,7 +14,7 @@ _ATTACKS = (
     "<img src=x onerror='window.hacked = 1'>",
     "<svg onload='window.hacked = 1'><script>window.hacked = 1</script></svg>",
     "<iframe srcdoc='<script>parent.hacked = 1</script>'></iframe>",
-    "<math><mtext><table><mglyph><style><img src=x onerror='window.hacked = 1'></style></mglyph></table></mtext></math>",
+    "<math><mtext><table><mglyph><style><img src=x onerror='window.hacked = 1'></style></table></mtext></math>",
     "<a href='javascript:window.hacked = 1'>link</a> <form action='https://evil.example'><button>send</button></form>",
     "[link](javascript:window.hacked=1) [link](JaVaScRiPt:window.hacked=1) [link](data:text/html,<script>1</script>)",
     "![picture](https://evil.example/spy.png) ![p](x\"onerror=\"window.hacked=1)",
@@ -32,7 +32,8 @@ _CHECK = """() => {
   const bad = [...log.querySelectorAll("script, img, iframe, style, link, form, object, embed, math, base, meta")];
   bad.push(...[...log.querySelectorAll("*")].filter(element =>
     [...element.attributes].some(({ name }) => name.startsWith("on") || name === "style" || name === "id")));
-  bad.push(...[...log.querySelectorAll("a")].filter(link => !/^(https?|mailto):/.test(link.getAttribute("href") ?? "http:")));
+  const leadsOut = link => /^(https?|mailto):/.test(link.getAttribute("href") ?? "http:");
+  bad.push(...[...log.querySelectorAll("a")].filter(link => !leadsOut(link)));
   return { hacked: window.hacked ?? null, bad: bad.map(element => element.outerHTML) };
 }"""
 
@@ -93,7 +94,11 @@ def test_a_full_storage_is_said_and_survived(visit: Visit) -> None:
         """() => {
           let filler = "x".repeat(1 << 20);
           for (let number = 0; filler; number++) {
-            try { localStorage.setItem(`filler${number}`, filler); } catch { filler = filler.slice(filler.length / 2 + 1); }
+            try {
+              localStorage.setItem(`filler${number}`, filler);
+            } catch {
+              filler = filler.slice(filler.length / 2 + 1);
+            }
           }
         }"""
     )
