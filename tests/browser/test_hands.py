@@ -63,8 +63,7 @@ def test_everything_is_done_with_keys(server: BackgroundApi, visit: Visit) -> No
 
 
 def test_focus_is_visible_and_the_first_stop_skips(visit: Visit) -> None:
-    page = visit.page
-    page.evaluate("document.activeElement.blur()")
+    page = visit.open("#/deployment")  # the chat starts in its message box
     page.keyboard.press("Tab")
     expect(page.locator("#skip")).to_be_focused()
     expect(page.locator("#skip")).to_be_in_viewport()
@@ -96,7 +95,7 @@ def test_a_phone_never_scrolls_sideways(server: BackgroundApi, visiting: Visitin
     expect(page.get_by_label("System prompt")).to_be_visible()
     assert scrolls_sideways(page) == []
     page.get_by_label("Close parameters").click()
-    page.get_by_label("API key").click()
+    page.get_by_role("button", name="API key").click()
     assert scrolls_sideways(page) == []
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("link", name="Deployment", exact=True).click()

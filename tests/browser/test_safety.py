@@ -44,6 +44,11 @@ def test_nothing_of_a_text_runs(server: BackgroundApi, visit: Visit, place: str)
     text = "\n\n".join(_ATTACKS) if place != "whole" else " ".join(_ATTACKS)
     server.api.generator.script = saying(*(text[at : at + 40] for at in range(0, len(text), 40)), "\n\nend")
     ask(visit.page, "hi" if place != "message" else text)
+    if place == "message":  # longer than the context: what comes is an error
+        expect(visit.page.get_by_label("You", exact=True)).to_contain_text("<script>window.hacked = 1</script>")
+        expect(answers(visit.page).get_by_role("alert")).to_be_visible()
+        assert visit.page.evaluate(_CHECK) == {"hacked": None, "bad": []}
+        return
     expect_answered(visit.page, "end")
     for _ in range(2):  # as it came, and as it comes out of the history
         assert visit.page.evaluate(_CHECK) == {"hacked": None, "bad": []}

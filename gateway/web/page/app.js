@@ -72,24 +72,24 @@ async function watchHealth() {
 
 async function lookAtHealth() {
   let state = "unreachable";
-  let text = "not reachable";
+  let [count, word] = ["–", "unreachable"];
   try {
     // 503 with a body is how a gateway says that it is not ready: no failure of the request.
     const response = await fetch(new URL("readyz", document.baseURI), { cache: "no-store" });
     const body = await response.json();
     state = body.status;
-    text = `${body.num_ready}/${body.num_ranks} ${state === "loading" ? "loading" : "ready"}`;
+    [count, word] = [`${body.num_ready}/${body.num_ranks}`, { loading: "loading", draining: "stopping" }[state] ?? "ready"];
     if (state === "ready" && body.num_ready < body.num_ranks) state = "partly";
-    if (state === "draining") text = "stopping";
     offered.ranks = body.ranks.map(rank => rank.rank);
     parameters.offer(offered.models, offered.ranks);
     if (state !== "loading" && !offered.models.length && !find("key-dialog").open) await loadModels();
   } catch {
-    // said by the text
+    // said by the words
   }
   find("health").dataset.state = state;
-  setText(find("health-text"), text);
-  find("health").setAttribute("aria-label", `Ranks: ${text}`);
+  setText(find("health-count"), count);
+  setText(find("health-word"), word);
+  find("health").setAttribute("aria-label", `Ranks: ${count} ${word}`);
 }
 
 const offered = { models: [], ranks: [] };

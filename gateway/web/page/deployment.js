@@ -19,11 +19,11 @@ const total = (ranks, field) => known(ranks, field).length ? sum(ranks, field) :
 
 const TILES = [
   ["Ranks ready", view => `${view.num_ready}/${view.num_ranks}`, view => many(view.gateways.length, "gateway")],
-  ["Tokens per second", ({ ranks }) => rate(total(ranks, "generated_tokens_per_s")), () => "generated, last 10 s"],
-  ["Prompt tokens per second", ({ ranks }) => rate(total(ranks, "prompt_tokens_per_s")), () => "read, last 10 s"],
-  ["Requests running", ({ ranks }) => count(sum(ranks, "running")), ({ ranks }) => `${count(sum(ranks, "waiting"))} waiting`],
+  ["Tokens/s", ({ ranks }) => rate(total(ranks, "generated_tokens_per_s")), () => "generated, last 10 s"],
+  ["Prompt tokens/s", ({ ranks }) => rate(total(ranks, "prompt_tokens_per_s")), () => "read, last 10 s"],
+  ["Running requests", ({ ranks }) => count(sum(ranks, "running")), ({ ranks }) => `${count(sum(ranks, "waiting"))} waiting`],
   ["KV cache in use", ({ ranks }) => percent(mean(known(ranks, "kv_usage"))), ({ ranks }) => `fullest rank ${percent(Math.max(0, ...known(ranks, "kv_usage")))}`],
-  ["Prefix cache hits", ({ ranks }) => percent(mean(known(ranks, "prefix_hit_rate"))), () => "of prompt tokens, since start"],
+  ["Prefix cache hits", ({ ranks }) => percent(mean(known(ranks, "prefix_hit_rate"))), () => "of prompt tokens"],
 ];
 
 export class Deployment {

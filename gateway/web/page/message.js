@@ -1,7 +1,7 @@
 // One message on the screen.
 
 import { copyText, icon, iconButton, make, setText } from "./dom.js";
-import { count, duration, rate } from "./format.js";
+import { count, duration, many, rate } from "./format.js";
 import { Markdown } from "./markdown.js";
 
 const REASONS = { length: "cut at the longest answer allowed", abort: "aborted by the server" };
@@ -64,7 +64,7 @@ function factsOf(message) {
   const facts = [];
   if (message.stopped) facts.push("stopped");
   if (REASONS[message.finish_reason]) facts.push(REASONS[message.finish_reason]);
-  if (usage) facts.push(`${count(usage.completion_tokens)} tokens`);
+  if (usage) facts.push(many(usage.completion_tokens, "token"));
   if (usage && timing?.answering_s > 0 && usage.completion_tokens > 1)
     facts.push(`${rate((usage.completion_tokens - 1) / timing.answering_s)} tokens/s`);
   if (timing?.first_s) facts.push(`first after ${duration(timing.first_s)}`);

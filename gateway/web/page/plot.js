@@ -39,6 +39,8 @@ export class Plot {
       this.shape = shape;
       this.chart = new UPlot(this.options(series, UPlot), data, this.canvas);
     }
+    // The legend tells of where the pointer is, else of now.
+    if (this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.chart.setLegend({ idx: data[0].length - 1 }, false);
   }
 
   /** Colours are taken anew with the next drawing. */
@@ -53,6 +55,7 @@ export class Plot {
     const axis = { stroke: text, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
     return {
       ...this.size(),
+      padding: [8, 8, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: series.length > 1, live: true },
       scales: {
@@ -60,7 +63,7 @@ export class Plot {
         y: { range: (chart, low, high) => [0, this.top ?? Math.max(this.floor, (high ?? 0) * 1.1)] },
       },
       axes: [
-        { ...axis, grid: { show: false }, values: (chart, splits) => splits.map(clock) },
+        { ...axis, size: 28, grid: { show: false }, values: (chart, splits) => splits.map(this.window < 300 ? clock : hour) },
         { ...axis, size: 52, values: (chart, splits) => splits.map(this.format) },
       ],
       series: [
@@ -78,6 +81,7 @@ export class Plot {
   }
 }
 
+const hour = at => clock(at).slice(0, 5);
 const clock = at => new Date(at * 1000).toLocaleTimeString("en-GB");
 
 function withGaps(times, columns) {
