@@ -39,8 +39,6 @@ export class Plot {
       this.shape = shape;
       this.chart = new UPlot(this.options(series, UPlot), data, this.canvas);
     }
-    // The legend tells of where the pointer is, else of now.
-    if (this.chart.cursor.idx === null || this.chart.cursor.idx === undefined) this.chart.setLegend({ idx: data[0].length - 1 }, false);
   }
 
   /** Colours are taken anew with the next drawing. */
@@ -58,13 +56,14 @@ export class Plot {
       padding: [8, 8, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: series.length > 1, live: true },
+      hooks: { draw: [tellOfNow] },
       scales: {
         x: { time: true, range: (chart, low, high) => [high - this.window, high] },
         y: { range: (chart, low, high) => [0, this.top ?? Math.max(this.floor, (high ?? 0) * 1.1)] },
       },
       axes: [
-        { ...axis, size: 28, grid: { show: false }, values: (chart, splits) => splits.map(this.window < 300 ? clock : hour) },
-        { ...axis, size: 52, values: (chart, splits) => splits.map(this.format) },
+        { ...axis, size: 28, grid: { show: false }, incrs: () => this.window < 300 ? [10, 15, 30, 60] : [60, 120, 300], values: (chart, splits) => splits.map(this.window < 300 ? clock : hour) },
+        { ...axis, size: 52, space: 40, values: (chart, splits) => splits.map(this.format) },
       ],
       series: [
         { value: (chart, at) => at === null ? "" : clock(at) },
@@ -79,6 +78,11 @@ export class Plot {
       ],
     };
   }
+}
+
+/** The legend tells of where the pointer is, else of now. */
+function tellOfNow(chart) {
+  if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: chart.data[0].length - 1 }, false);
 }
 
 const hour = at => clock(at).slice(0, 5);

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["Prefix hits", "number", rank => percent(rank.prefix_hit_rate)],
   ["Prompt tok/s", "number", rank => rate(rank.prompt_tokens_per_s)],
   ["Tokens/s", "number strong", rank => rate(rank.generated_tokens_per_s)],
-  ["Numbers' age", "number", rank => rank.age_s === null ? "–" : duration(rank.age_s)],
+  ["Report age", "number", rank => rank.age_s === null ? "–" : duration(rank.age_s)],
   ["Host", "host", rank => rank.host],
 ];
 const PHASES = {

@@ -1,0 +1,116 @@
+"""The page in front of a running deployment of two ranks: chat, stop, drain, a killed engine.
+
+With MUSTER_SCREENSHOTS=1 it also takes the pictures of the documentation, into docs/images: `make screenshots`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.talking import answers, ask
+from tests.cluster.conftest import FLAGS
+from tests.cluster.screenshots import Screenshots
+from tests.support.browser import PHONE, Visit, chromium
+from tests.support.cluster import Cluster
+from tests.support.default_model import default_model_path
+
+pytestmark = [pytest.mark.cluster, pytest.mark.model]
+
+_PORTS = FLAGS[: FLAGS.index("--dtype")]
+_LONG = "Tell me a very long story about a lighthouse, a storm and two hundred ships."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def screenshots() -> Screenshots | None:
+    wanted = os.environ.get("MUSTER_SCREENSHOTS") == "1"
+    return Screenshots(Path(__file__).parents[2] / "docs" / "images") if wanted else None
+
+
+def metric(cluster: Cluster, pattern: str) -> float:
+    """The sum over all series whose line begins like this."""
+    lines = httpx.get(f"{cluster.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if re.match(pattern, line))
+
+
+def operate(cluster: Cluster, command: str, rank: int) -> None:
+    arguments = [sys.executable, "-m", "services.cli", command, str(rank), "--head-target", cluster.head_target]
+    subprocess.run(arguments, check=True, capture_output=True, timeout=60)
+
+
+def test_chat_and_watch(browser: Browser, screenshots: Screenshots | None) -> None:
+    with Cluster(default_model_path(), "-dp", "2", *_PORTS) as cluster:
+        cluster.wait_until_ready()
+        visit = Visit(browser, cluster.url)
+        page = visit.page
+        _answer_streams(page)
+        _stop_reaches_the_engine(page, cluster)
+        if screenshots is not None:
+            screenshots.of_chat(visit)
+            screenshots.of_load(visit, cluster)
+        watching = visit.open("#/deployment")
+        _drain_is_seen(watching, cluster)
+        _death_is_seen(watching, cluster)
+        if screenshots is not None:
+            screenshots.of_error(visit, cluster)
+            phone = Visit(browser, cluster.url, viewport=PHONE, has_touch=True, color_scheme="dark")
+            screenshots.of_phone(phone)
+            phone.close()
+            phone.check()
+        visit.close()
+        visit.check()
+        assert cluster.stop() == 0
+
+
+def _answer_streams(page: Page) -> None:
+    """Text is there while more comes; then its tokens are counted."""
+    ask(page, "What is gravity?")
+    expect(answers(page).locator(".text")).to_have_text(re.compile(r"\w+"))
+    expect(answers(page)).to_have_attribute("aria-busy", "false")
+    expect(answers(page).locator(".facts")).to_have_text(re.compile(r"\d+ tokens .* tokens/s .* first after"))
+
+
+def _stop_reaches_the_engine(page: Page, cluster: Cluster) -> None:
+    page.get_by_role("button", name="New chat").click()
+    ask(page, _LONG)
+    expect(answers(page).locator(".text")).to_have_text(re.compile(r"\w+"))
+    page.get_by_label("Stop", exact=True).click()
+    expect(answers(page)).to_contain_text("stopped")
+    cancelled = r'muster:request_cancelled_total\{phase="decode"\}'
+    cluster.wait_for(lambda: metric(cluster, cancelled) == 1, "the request counts as cancelled")
+    running = r"muster:num_requests_running\{"
+    cluster.wait_for(lambda: metric(cluster, running) == 0, "no engine runs it any more")
+
+
+def _drain_is_seen(page: Page, cluster: Cluster) -> None:
+    expect(page.locator("#ranks tr")).to_have_count(2)
+    for rank in (0, 1):
+        expect(page.locator(f"#ranks tr[data-rank='{rank}'] .badge")).to_have_text("ready")
+    operate(cluster, "drain", 1)
+    expect(page.locator("#ranks tr[data-rank='1'] .badge")).to_have_text("draining")
+    expect(page.locator("#health")).to_have_text(re.compile("1/2"))
+    operate(cluster, "undrain", 1)
+    expect(page.locator("#ranks tr[data-rank='1'] .badge")).to_have_text("ready")
+
+
+def _death_is_seen(page: Page, cluster: Cluster) -> None:
+    """The rank is lost and comes back by itself; the page saw both."""
+    cluster.engine(0).send_signal(signal.SIGKILL)
+    expect(page.locator("#happenings")).to_contain_text(re.compile(r"Rank 0: ready → (lost|missing|joining)"))
+    expect(page.locator("#ranks tr[data-rank='0'] .badge")).to_have_text("ready", timeout=60_000)
+    expect(page.locator("#happenings")).to_contain_text(re.compile(r"Rank 0: \w+ → ready"))
