@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.talking import answers, ask
 from tests.cluster.conftest import FLAGS
@@ -23,6 +23,8 @@ from tests.cluster.screenshots import Screenshots
 from tests.support.browser import PHONE, Visit, chromium
 from tests.support.cluster import Cluster
 from tests.support.default_model import default_model_path
+from tests.support.metric_names import Series
+from tests.support.watching_files import alerts, documented_metrics, panels
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
@@ -53,6 +55,10 @@ def operate(cluster: Cluster, command: str, rank: int) -> None:
     subprocess.run(arguments, check=True, capture_output=True, timeout=60)
 
 
+def badge(page: Page, rank: int) -> Locator:
+    return page.locator(f"#ranks tr[data-rank='{rank}'] .badge")
+
+
 def test_chat_and_watch(browser: Browser, screenshots: Screenshots | None) -> None:
     with Cluster(default_model_path(), "-dp", "2", *_PORTS) as cluster:
         cluster.wait_until_ready()
@@ -74,6 +80,7 @@ def test_chat_and_watch(browser: Browser, screenshots: Screenshots | None) -> No
             phone.check()
         visit.close()
         visit.check()
+        _dashboard_and_alerts_are_true(cluster)
         assert cluster.stop() == 0
 
 
@@ -100,17 +107,46 @@ def _stop_reaches_the_engine(page: Page, cluster: Cluster) -> None:
 def _drain_is_seen(page: Page, cluster: Cluster) -> None:
     expect(page.locator("#ranks tr")).to_have_count(2)
     for rank in (0, 1):
-        expect(page.locator(f"#ranks tr[data-rank='{rank}'] .badge")).to_have_text("ready")
+        expect(badge(page, rank)).to_have_text("ready")
     operate(cluster, "drain", 1)
-    expect(page.locator("#ranks tr[data-rank='1'] .badge")).to_have_text("draining")
+    expect(badge(page, 1)).to_have_text("draining")
     expect(page.locator("#health")).to_have_text(re.compile("1/2"))
     operate(cluster, "undrain", 1)
-    expect(page.locator("#ranks tr[data-rank='1'] .badge")).to_have_text("ready")
+    expect(badge(page, 1)).to_have_text("ready")
 
 
 def _death_is_seen(page: Page, cluster: Cluster) -> None:
-    """The rank is lost and comes back by itself; the page saw both."""
-    cluster.engine(0).send_signal(signal.SIGKILL)
-    expect(page.locator("#happenings")).to_contain_text(re.compile(r"Rank 0: ready → (lost|missing|joining)"))
-    expect(page.locator("#ranks tr[data-rank='0'] .badge")).to_have_text("ready", timeout=60_000)
-    expect(page.locator("#happenings")).to_contain_text(re.compile(r"Rank 0: \w+ → ready"))
+    """The rank is lost and comes back by itself; the page saw both, and the answer that it gave goes on."""
+    tab = page.context.new_page()
+    tab.goto(cluster.url)
+    tab.get_by_role("button", name="New chat").click()
+    tab.locator("#parameters-button").click()
+    tab.get_by_label("Longest answer").fill("300")
+    ask(tab, _LONG)
+    expect(answers(tab).locator(".text")).to_have_text(re.compile(r"\w+"))
+    rank = 0 if metric(cluster, r'muster:num_requests_running\{dp_rank="0"\}') else 1
+    cluster.engine(rank).send_signal(signal.SIGKILL)
+    expect(page.locator("#happenings")).to_contain_text(re.compile(rf"Rank {rank}: ready → (lost|missing|joining)"))
+    expect(answers(tab)).to_have_attribute("aria-busy", "false", timeout=60_000)
+    expect(answers(tab).get_by_role("alert")).to_have_count(0)
+    tab.close()
+    expect(badge(page, rank)).to_have_text("ready", timeout=60_000)
+    expect(page.locator("#happenings")).to_contain_text(re.compile(rf"Rank {rank}: \w+ → ready"))
+
+
+def _dashboard_and_alerts_are_true(cluster: Cluster) -> None:
+    """After all of the above, every kind of series is there, and those that are used or documented are among them."""
+    url = f"{cluster.url}/v1/completions"
+    refused = httpx.post(url, json={"prompt": "a", "structured_outputs": {"regex": "("}}, timeout=60)
+    assert refused.status_code == 400
+    text = httpx.get(f"{cluster.url}/metrics").text
+    series = Series.of(text)
+    used = {**{name: [expression] for name, expression in alerts().items()}, **panels()}
+    wrong = {name: found for name, each in used.items() if (found := [s for e in each for s in series.complaints(e)])}
+    assert not wrong
+    types = re.findall(r"^# TYPE (muster:\w+) (\w+)$", text, re.MULTILINE)
+    told = {name for name, _ in types if not name.endswith("_created")}
+    assert told == set(documented_metrics())
+    for name, labels in documented_metrics().items():
+        found = series.labels.get(name) or series.labels[f"{name}_bucket"]
+        assert labels == set(found) - {"le"}, name
