@@ -1,4 +1,4 @@
-"""The dashboard, the alerts and docs/monitoring.md fit each other; tests/cluster/test_page.py holds them to /metrics."""
+"""Dashboard, alerts and docs/monitoring.md fit each other; tests/cluster/test_page.py holds them to /metrics."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 DESKTOP = ViewportSize(width=1280, height=800)
 PHONE = ViewportSize(width=360, height=740)
 # Two busy cores are slow; a condition that never comes true still fails.
-PATIENCE_MS = 20_000
+PATIENCE_MS = 60_000
 
 
 @contextlib.contextmanager

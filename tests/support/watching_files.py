@@ -38,7 +38,6 @@ def panels() -> dict[str, list[str]]:
 
 def documented_metrics() -> dict[str, set[str]]:
     """The labels of each metric in the table of docs/monitoring.md."""
-    rows = re.findall(
-        r"^\| `(muster:\w+)` \| (?:gauge|counter|histogram) \| ([^|]*) \|", PAGE.read_text(), re.MULTILINE
-    )
+    row = r"^\| `(muster:\w+)` \| (?:gauge|counter|histogram) \|([^|]*)\|"
+    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
     return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
