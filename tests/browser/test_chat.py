@@ -83,13 +83,17 @@ def test_a_server_that_is_gone(visit: Visit) -> None:
     expect(answers(visit.page).get_by_role("alert")).to_contain_text("cannot be reached")
 
 
+def set_loaded(api: RestApi, loaded: bool) -> None:
+    api.cluster.ready = api.cluster.loaded = loaded
+
+
 def test_a_model_that_loads(api: RestApi, server: BackgroundApi, visiting: Visiting) -> None:
-    server.call(lambda: [setattr(api.cluster, name, False) for name in ("ready", "loaded")])
+    server.call(lambda: set_loaded(api, False))
     visit = visiting()
     expect(visit.page.locator("#health")).to_have_text("0/1 loading")
     ask(visit.page, "hi")
     expect(answers(visit.page).get_by_role("alert")).to_contain_text("HTTP 503")
-    server.call(lambda: [setattr(api.cluster, name, True) for name in ("ready", "loaded")])
+    server.call(lambda: set_loaded(api, True))
     expect(visit.page.locator("#health")).to_have_text("2/2 ready")
     expect(visit.page.get_by_label("Message", exact=True)).to_have_attribute("placeholder", "Ask tiny…")
 

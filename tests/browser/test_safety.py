@@ -81,6 +81,15 @@ def test_code_keeps_every_character_and_can_be_copied(server: BackgroundApi, vis
     assert visit.page.evaluate("navigator.clipboard.readText()") == f"{code}\n"
 
 
+def test_the_page_of_the_api_works_without_inline_rights(visit: Visit) -> None:
+    response = visit.page.goto(f"{visit.url}/docs")
+    assert response is not None
+    assert "unsafe" not in response.headers["content-security-policy"]
+    expect(visit.page.locator("details.operation").first).to_be_visible()
+    visit.page.locator("details.operation summary").first.click()
+    expect(visit.page.locator("details.operation").first).to_have_attribute("open", "")
+
+
 def test_a_damaged_history_does_not_stop_the_page(visit: Visit) -> None:
     visit.page.evaluate(
         """() => {

@@ -34,12 +34,13 @@ class Screenshots:
             number = answers(page).count()
             ask(page, question)
             expect(answers(page)).to_have_count(number + 1)
-            expect(answers(page).last).to_have_attribute("aria-busy", "false", timeout=120_000)
+            expect(answers(page).last).to_have_attribute("aria-busy", "false")
         self._take(page, "chat")
 
     def of_load(self, visit: Visit, cluster: Cluster) -> None:
         """Requests come and go for a while, so that the plots have something to show."""
         page = visit.open("#/deployment")
+        page.set_viewport_size({"width": 1280, "height": 1060})
         page.get_by_role("button", name="1 min", exact=True).click()
         stop = threading.Event()
         askers = [threading.Thread(target=_ask_until, args=(cluster.url, number, stop)) for number in range(6)]

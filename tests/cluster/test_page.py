@@ -66,7 +66,7 @@ def set_longest_answer(page: Page, tokens: str) -> None:
 
 
 def test_chat_and_watch(browser: Browser, screenshots: Screenshots | None) -> None:
-    with Cluster(default_model_path(), "-dp", "2", *_PORTS) as cluster:
+    with Cluster(default_model_path(), "-dp", "2", "--num-blocks", "600", *_PORTS) as cluster:
         cluster.wait_until_ready()
         visit = Visit(browser, cluster.url)
         page = visit.page
@@ -155,5 +155,5 @@ def _dashboard_and_alerts_are_true(cluster: Cluster) -> None:
     told = {name for name, _ in types if not name.endswith("_created")}
     assert told == set(documented_metrics())
     for name, labels in documented_metrics().items():
-        found = series.labels[name if name in series.labels else f"{name}_bucket"]
-        assert labels == set(found) - {"le"}, name
+        shown = series.labels[name if name in series.labels else f"{name}_bucket"]
+        assert labels == set(shown) - {"le"}, name

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import Browser, Dialog, Page, ViewportSize, expect, sync_playwright
 
 DESKTOP = ViewportSize(width=1280, height=800)
 PHONE = ViewportSize(width=360, height=740)
@@ -52,7 +52,7 @@ class Visit:
         """A further tab of the same profile."""
         page = self._context.new_page()
         page.on("pageerror", lambda error: self.misdeeds.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: (self.misdeeds.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", self._saw_dialog)
         page.goto(f"{self.url}/{hash_}")
         return page
 
@@ -66,6 +66,10 @@ class Visit:
         """A page that works offline asks nobody else for anything."""
         if not url.startswith((self.url, "blob:", "data:")):
             self.misdeeds.append(f"asked {url}")
+
+    def _saw_dialog(self, dialog: Dialog) -> None:
+        self.misdeeds.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def _saw_console(self, kind: str, text: str) -> None:
         # Chromium reports answers of 400 and above, which tests cause on purpose.

@@ -63,7 +63,7 @@ export class Plot {
       },
       axes: [
         { ...axis, size: 28, grid: { show: false }, incrs: () => this.window < 300 ? [10, 15, 30, 60] : [60, 120, 300], values: (chart, splits) => splits.map(this.window < 300 ? clock : hour) },
-        { ...axis, size: 52, space: 40, values: (chart, splits) => splits.map(this.format) },
+        { ...axis, size: 52, space: 30, values: (chart, splits) => splits.map(this.format) },
       ],
       series: [
         { value: (chart, at) => at === null ? "" : clock(at) },
