@@ -11,10 +11,10 @@ KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test nightly lint format protos landed bench clean
+.PHONY: help serve test nightly screenshots lint format protos landed bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # python3 -m venv needs the ensurepip module, which Debian packages apart.
 $(BIN)/python:
@@ -48,6 +48,13 @@ nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version 
 	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.structured
+	promtool check rules deploy/prometheus/alerts.yml
+	promtool check config deploy/prometheus/prometheus.yml
+	promtool test rules deploy/prometheus/alerts_test.yml
+
+screenshots: $(VENV)/.dev ## Take the pictures of the page in docs/images anew
+	@$(BIN)/muster fetch >/dev/null
+	MUSTER_TEST_BROWSER=required MUSTER_SCREENSHOTS=1 $(BIN)/python -m pytest tests/cluster/test_page.py
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .

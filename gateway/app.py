@@ -18,11 +18,12 @@ from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.error_envelope import ErrorEnvelope
 from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
-from gateway.ports import Cluster, Metrics, TextEmbedder, TextGenerator
+from gateway.ports import Cluster, Deployment, Metrics, TextEmbedder, TextGenerator
 from gateway.responses.archive import ResponseArchive
 from gateway.responses.store import ResponseStore
 from gateway.routes.documentation import Documentation
 from gateway.routes.operations import further_operations, operations
+from gateway.routes.page import FILES_PATH, Page
 from gateway.routes.serving import Serving
 from gateway.schema.operation import Operation
 from gateway.settings import AppSettings
@@ -37,13 +38,16 @@ def build_app(
     lifecycle: Lifecycle | None = None,
     embedder: TextEmbedder | None = None,
     responses: ResponseArchive | None = None,
+    deployment: Deployment | None = None,
 ) -> Starlette:
     """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
-    serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
+    serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle(), deployment)
     api = operations(serving)
     documentation = Documentation(api, settings)
     api += documentation.operations()
     api += further_operations(serving, embedder, responses or _local_archive(settings))
+    if settings.page:
+        api += Page(settings).operations()
     app = Starlette(
         routes=[route for operation in api for route in operation.routes()],
         middleware=_middleware(api, settings, metrics),
@@ -60,6 +64,8 @@ def _local_archive(settings: AppSettings) -> ResponseArchive:
 
 def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:
     """Outermost first. Errors become responses inside of everything that adds headers or counts."""
+    open_paths = {each.path for each in api if each.is_open}
+    open_below = FILES_PATH if settings.page else None
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
@@ -72,7 +78,7 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
         Middleware(Access, metrics=metrics),
         *([cors] if settings.cors_origins else []),
         Middleware(ErrorEnvelope),
-        Middleware(ApiKeys, keys=settings.api_keys, open_paths={each.path for each in api if each.is_open}),
+        Middleware(ApiKeys, keys=settings.api_keys, open_paths=open_paths, open_below=open_below),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from muster import v1 as wire
 from gateway.balancer import Balancer
 from gateway.change_signal import ChangeSignal
 from gateway.cluster_view import ClusterView
+from gateway.deployment_history import DeploymentHistory
+from gateway.deployment_view import DeploymentView
 from gateway.embedder import Embedder
 from gateway.engine_link import Dial
 from gateway.engine_pool import EnginePool
@@ -47,6 +50,7 @@ class Backend:
             changed=changed,
             on_gone=self._balancer.forget_rank,
         )
+        self._history = DeploymentHistory()
         self.cluster = ClusterView(
             head_target=head_target,
             gateway=gateway,
@@ -56,7 +60,9 @@ class Backend:
             scope=scope,
             in_flight=self._balancer.in_flight,
             on_roster=self._follow,
+            on_load=self._remember,
         )
+        self.deployment = DeploymentView(self.cluster, self._history)
         self.generator = Generator(
             cluster=self.cluster,
             pool=self.pool,
@@ -94,6 +100,9 @@ class Backend:
             num_gateways=cluster.num_gateways, gateway_index=cluster.gateway_index, num_ranks=cluster.num_ranks
         )
         self.pool.reconcile(cluster.ranks())
+
+    def _remember(self, cluster: ClusterView) -> None:
+        self._history.observe(cluster.rank_loads(), now_s=time.monotonic(), unix_s=time.time())
 
     async def _observe_links(self) -> None:
         """Gauges that other gateways show have to be set when they change, not when somebody scrapes this one."""

@@ -35,7 +35,8 @@ class ClusterView:
     """Watches the head and keeps its last word while it is gone.
 
     Everything but `start` and `close` answers at once from memory. `changed` is notified when a rank's state, the model
-    or the tokenizer changed; `on_roster` gets the ranks in scope after each change. `scope` lists the global ranks this
+    or the tokenizer changed; `on_roster` is called after each change of the ranks in scope, `on_load` after each
+    snapshot of their loads. `scope` lists the global ranks this
     gateway may use; None means all.
     """
 
@@ -50,6 +51,7 @@ class ClusterView:
         scope: Sequence[int] | None = None,
         in_flight: Callable[[int], int] = lambda rank: 0,
         on_roster: Callable[[ClusterView], None] = lambda view: None,
+        on_load: Callable[[ClusterView], None] = lambda view: None,
         silent_after_s: float = SILENT_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,6 +60,7 @@ class ClusterView:
         self._scope = None if scope is None else frozenset(scope)
         self._in_flight = in_flight
         self._on_roster = on_roster
+        self._on_load = on_load
         self._silent_after_s = silent_after_s
         self._clock = clock
         self._book = RosterBook()
@@ -237,6 +240,7 @@ class ClusterView:
     def _apply_load(self, response: wire.WatchLoadResponse) -> None:
         silent_before = {candidate.rank for candidate in self.candidates()}
         self._board.apply(to_load_snapshot(response), self._clock())
+        self._on_load(self)
         if {candidate.rank for candidate in self.candidates()} != silent_before:
             self._changed.notify()
 

@@ -29,6 +29,9 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000,
 class ObservedCluster(Protocol):
     """What the gauges are read from when a scrape comes; `gateway.cluster_view.ClusterView` is one."""
 
+    @property
+    def head_connected(self) -> bool: ...
+
     def progress(self) -> Iterable[RankProgress]: ...
 
     def rank_loads(self) -> dict[int, RankLoad]: ...
@@ -119,6 +122,7 @@ class GatewayMetrics:
     def rank_attached(self, rank: int, attached: bool) -> None:
         """This gateway can submit to the rank, or not."""
         self._attached.labels(self._gateway, rank).set(attached)
+        self.continued.labels(rank)  # a series that starts with its first loss would hide it from increase()
 
     def render(self) -> bytes:
         """The metrics in the Prometheus text format."""
@@ -202,6 +206,9 @@ class _ClusterCollector(Collector):
         yield _counter("prefix_cache_hits", "Tokens found.", loads, lambda load: load.prefix_cache_hits_total)
         yield _counter("num_preemptions", "Preemptions.", loads, lambda load: load.preemptions_total)
         yield self._states()
+        # Of the gateway that answers the scrape; behind a shared port any may.
+        connected = float(self._cluster.head_connected)
+        yield GaugeMetricFamily("muster:head_connected", "1 when the gateway hears the head.", value=connected)
 
     def _states(self) -> Metric:
         states = GaugeMetricFamily("muster:rank_state", "1 for the state the rank is in.", labels=("dp_rank", "state"))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from muster import v1 as wire
 
+from gateway.deployment_history import LoadSample
 from gateway.embedding_request import EmbeddingRequest, Vector
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
@@ -38,6 +39,30 @@ class RankLoad:
     running: int
     kv_usage: float | None
     in_flight: int
+    age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """All that is known of one rank. `percent` of its phase, `since` in seconds since the epoch, `age_s` of its
+    numbers; rates are over the last ten seconds, `prefix_hit_rate` is the share of looked-up prompt tokens since the
+    rank's start; `None` when unknown. `in_flight` are this gateway's own requests."""
+
+    rank: int
+    state: str
+    phase: str
+    percent: float | None
+    since: float | None
+    host: str
+    reason: str
+    running: int
+    waiting: int
+    in_flight: int
+    kv_usage: float | None
+    prefix_hit_rate: float | None
+    generated_tokens_per_s: float | None
+    prompt_tokens_per_s: float | None
+    preemptions: int | None
     age_s: float | None
 
 
@@ -85,6 +110,25 @@ class Cluster(Protocol):
     def progress(self) -> Sequence[RankProgress]: ...
 
     def loads(self) -> Sequence[RankLoad]: ...
+
+
+class Deployment(Protocol):
+    """The deployment for people to look at; `gateway.deployment_view` is the real one."""
+
+    @property
+    def head_connected(self) -> bool:
+        """The head is there now; without it what is told here grows old."""
+        ...
+
+    def gateways(self) -> Sequence[str]:
+        """Names of all gateways."""
+        ...
+
+    def ranks(self) -> Sequence[RankReport]: ...
+
+    def samples(self, after_s: float) -> Sequence[LoadSample]:
+        """The history later than `after_s` since the epoch, oldest first."""
+        ...
 
 
 class Metrics(Protocol):

@@ -35,6 +35,7 @@ class Rank:
     phase_done: int = 0
     phase_total: int = 0
     reason: str = ""
+    since_s: float | None = None  # in this state since then, in seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)

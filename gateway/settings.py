@@ -14,6 +14,7 @@ class AppSettings:
     `any_model_name` serves requests for names that are not served, for clients with a fixed one.
     `cors_origins` may call from a browser; "*" is any. `response_store_bytes` of finished responses are kept in memory,
     each for `response_ttl_s`; 0 keeps none.
+    `page`: there is a page to chat and watch at the root.
     `reasoning_parser` and `tool_call_parser` say in which form the served model writes thoughts and calls: one of
     PARSERS in `gateway.reasoning` and `gateway.tool_use`; "auto" goes by its chat template.
     """
@@ -31,3 +32,4 @@ class AppSettings:
     response_ttl_s: float = 86_400.0
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"
+    page: bool = True

@@ -76,6 +76,7 @@ def _to_rank(entry: wire.RankEntry) -> Rank:
         phase_done=entry.phase_done,
         phase_total=entry.phase_total,
         reason=entry.reason,
+        since_s=entry.since.ToMilliseconds() / 1000 if entry.HasField("since") else None,
     )
 
 

@@ -20,5 +20,7 @@ class CleanPaths:
         if scope["type"] == "http":
             path = _SLASHES.sub("/", scope["path"])
             clean = path.rstrip("/") or "/"
+            if clean == self._root_path:
+                clean += "/"  # the page
             scope = {**scope, "path": clean, "root_path": self._root_path or scope.get("root_path", "")}
         await self._app(scope, receive, send)

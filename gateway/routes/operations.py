@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.errors import InvalidRequest
 from gateway.openai import bodies
 from gateway.openai.chat_request import ChatBody
 from gateway.openai.completion_request import CompletionBody
@@ -11,6 +12,7 @@ from gateway.routes import status as told
 from gateway.routes import tokenization as spelled
 from gateway.routes.chat import ChatCompletions
 from gateway.routes.completions import Completions
+from gateway.routes.deployment import DeploymentBody, DeploymentQuery, DeploymentStatus
 from gateway.routes.embeddings import Embeddings
 from gateway.routes.messages import Messages
 from gateway.routes.models import Models
@@ -26,7 +28,7 @@ _METRICS_TYPE = "text/plain"
 
 def operations(serving: Serving) -> list[Operation]:
     """All of them but /docs and /openapi.json, which tell of these."""
-    return [*_openai(serving), *_tokens(serving), *_operating(serving)]
+    return [*_openai(serving), *_tokens(serving), *_operating(serving), *_watching(serving)]
 
 
 def further_operations(serving: Serving, embedder: TextEmbedder | None, archive: ResponseArchive) -> list[Operation]:
@@ -103,5 +105,17 @@ def _operating(serving: Serving) -> list[Operation]:
         Operation(
             "GET", "/metrics", status.metrics, "For Prometheus", content=_METRICS_TYPE,
             versioned=False, is_open=serving.settings.open_metrics, tag=tag,
+        ),
+    ]  # fmt: skip
+
+
+def _watching(serving: Serving) -> list[Operation]:
+    if serving.deployment is None:
+        return []
+    return [
+        Operation(
+            "GET", "/deployment", DeploymentStatus(serving, serving.deployment).show, "Ranks, load, the last minutes",
+            response=DeploymentBody, query=DeploymentQuery, errors=(InvalidRequest,),
+            versioned=False, tag="Operation",
         ),
     ]  # fmt: skip

@@ -24,7 +24,7 @@ from gateway.middleware.request_id import sanitized
 from gateway.openai.envelope import Envelope
 from gateway.openai.fields import shown
 from gateway.openai.options import GenerationOptions, ModelLimits
-from gateway.ports import Cluster, Metrics, TextGenerator
+from gateway.ports import Cluster, Deployment, Metrics, TextGenerator
 from gateway.prompts import off_loop
 from gateway.reasoning import ReasoningFormat
 from gateway.request_limits import RANK_KEY, valid_traceparent
@@ -43,6 +43,7 @@ class Serving:
     metrics: Metrics
     settings: AppSettings
     lifecycle: Lifecycle
+    deployment: Deployment | None = None
 
     def open_for_requests(self) -> None:
         """Raises Draining when this gateway is about to stop."""

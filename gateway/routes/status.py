@@ -87,11 +87,16 @@ class Status:
         return Response(self._serving.metrics.render(), headers={"content-type": _METRICS_TYPE})
 
     def _status(self) -> State:
-        if self._serving.lifecycle.draining:
-            return "draining"
-        if self._serving.cluster.ready:
-            return "ready"
-        return "no_backend" if self._serving.cluster.models() else "loading"
+        return serving_state(self._serving)
+
+
+def serving_state(serving: Serving) -> State:
+    """Whether requests can be served now."""
+    if serving.lifecycle.draining:
+        return "draining"
+    if serving.cluster.ready:
+        return "ready"
+    return "no_backend" if serving.cluster.models() else "loading"
 
 
 def _as_ready(body: HealthBody) -> Response:

@@ -9,6 +9,7 @@ from typing import Any, NotRequired, TypedDict
 
 from gateway.errors import GatewayError, Unauthenticated, Unavailable
 from gateway.schema.json_schema import JsonSchemas, Schema
+from gateway.schema.limits import hints_of
 from gateway.schema.operation import Operation
 
 _JSON = "application/json"
@@ -75,6 +76,11 @@ def _operation(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> 
             {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             for name in names
         ]
+    if operation.query is not None:
+        told.setdefault("parameters", []).extend(
+            {"name": name, "in": "query", "required": False, "schema": schemas.request(hint)}
+            for name, hint in hints_of(operation.query).items()
+        )
     if operation.request is not None:
         content = {_JSON: {"schema": schemas.request(operation.request)}}
         told["requestBody"] = {"required": True, "content": content}

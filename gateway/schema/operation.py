@@ -51,6 +51,7 @@ class Operation:
     stream: Any = None
     content: str = "application/json"
     errors: Errors = ()
+    query: Any = None  # the type of the query's parameters, all optional
     unavailable: Any = None  # the type of a 503 that is no error object
     versioned: bool = True
     is_open: bool = False

@@ -133,6 +133,8 @@ ANY_MODEL_NAME = Flag("--any-model-name", SERVER, "Answer requests for any model
                       None, False)  # fmt: skip
 ALLOWED_ORIGINS = Flag("--allowed-origins", SERVER, "Web pages that may call from a browser; * is any.", values.text,
                        (), metavar="ORIGIN", several=True)  # fmt: skip
+PAGE = Flag("--page", SERVER, "A page at / to chat with the model and watch the deployment.", None, True,
+            negatable=True)  # fmt: skip
 ROOT_PATH = Flag("--root-path", SERVER, "Path that a proxy puts in front.", values.text, "", metavar="PATH")
 MAX_BODY_SIZE = Flag("--max-body-size", SERVER, "Largest request body; a larger one gets 413.", values.num_bytes,
                      32 << 20, metavar="SIZE", shown_default="32MiB")  # fmt: skip
@@ -280,7 +282,7 @@ SERVE = (
     DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
-    OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
+    OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     RESPONSE_STORE_SIZE, RESPONSE_TTL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS,
@@ -307,8 +309,8 @@ ENGINE = (
 )  # fmt: skip
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
-    API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
-    RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
+    API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE,
+    PING_INTERVAL, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
     SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")

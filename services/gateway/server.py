@@ -70,6 +70,7 @@ class GatewayOptions:
     open_metrics: bool = False
     any_model_name: bool = False
     allowed_origins: tuple[str, ...] = ()
+    page: bool = True
     root_path: str = ""
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
@@ -156,6 +157,7 @@ class _Gateway:
             lifecycle=self._lifecycle,
             embedder=self._backend.embedder,
             responses=archive,
+            deployment=self._backend.deployment,
         )
         self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
@@ -247,6 +249,7 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
         ping_interval_s=options.ping_interval_s,
         request_timeout_s=options.request_timeout_s,
         any_model_name=options.any_model_name,
+        page=options.page,
         root_path=options.root_path,
         cors_origins=options.allowed_origins,
     )

@@ -53,6 +53,7 @@ class ServeOptions:
     open_metrics: bool
     any_model_name: bool
     allowed_origins: tuple[str, ...]
+    page: bool
     root_path: str
     max_body_size: int
     ping_interval: float

@@ -174,6 +174,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--unix-path", str(places.runtime_dir / f"g{index}.sock")]
     arguments += ["--any-model-name"] if options.any_model_name else []
     arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
+    arguments += [] if options.page else ["--no-page"]
     arguments += ["--root-path", options.root_path] if options.root_path else []
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
     arguments += ["--max-rank-losses", str(options.max_rank_losses)]

@@ -18,6 +18,7 @@ from gateway.app import build_app
 from gateway.http_protocol import HttpProtocol
 from gateway.lifecycle import Lifecycle
 from gateway.settings import AppSettings
+from tests.support.scripted_deployment import ScriptedDeployment
 from tests.support.scripted_generator import RecordedMetrics, ScriptedCluster, ScriptedEmbedder, ScriptedGenerator
 
 Json = dict[str, Any]
@@ -33,6 +34,7 @@ class RestApi:
     metrics: RecordedMetrics = field(default_factory=RecordedMetrics)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     embedder: ScriptedEmbedder = field(default_factory=ScriptedEmbedder)
+    deployment: ScriptedDeployment = field(default_factory=ScriptedDeployment)
 
     def app(self) -> Starlette:
         return build_app(
@@ -42,6 +44,7 @@ class RestApi:
             settings=self.settings,
             lifecycle=self.lifecycle,
             embedder=self.embedder,
+            deployment=self.deployment,
         )
 
     @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -13,3 +14,11 @@ async def eventually(condition: Callable[[], object], what: str, timeout_s: floa
     while not condition():
         assert loop.time() < deadline_s, f"still not after {timeout_s} s: {what}"
         await asyncio.sleep(0.002)
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 10.0) -> None:
+    """The same for tests that block."""
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"still not after {timeout_s} s: {what}"
+        time.sleep(0.01)

@@ -31,6 +31,8 @@ def samples(metrics: GatewayMetrics) -> dict[tuple[str, ...], float]:
 
 
 class TwoRanks:
+    head_connected = True
+
     def progress(self) -> list[RankProgress]:
         return [
             RankProgress(0, "ready", "serving", None, "n0"),
@@ -53,6 +55,7 @@ def test_ranks_are_shown_as_the_head_tells_them() -> None:
     assert found["muster:generation_tokens_total", "dp_rank=0"] == 77
     # What the engine cannot tell is absent and not zero.
     assert ("muster:prompt_tokens_total", "dp_rank=0") not in found
+    assert found["muster:head_connected",] == 1
     assert found["muster:rank_state", "dp_rank=0", "state=ready"] == 1
     assert found["muster:rank_state", "dp_rank=1", "state=ready"] == 0
     assert found["muster:rank_state", "dp_rank=1", "state=lost"] == 1

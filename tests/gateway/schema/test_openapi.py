@@ -30,7 +30,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 @pytest.fixture
 def document(api: RestApi) -> Json:
     """Closed: a field that is not declared is a mistake."""
-    serving = Serving(api.generator, api.cluster, api.metrics, api.settings, api.lifecycle)
+    serving = Serving(api.generator, api.cluster, api.metrics, api.settings, api.lifecycle, api.deployment)
     return openapi_document(operations(serving), version="1.2.3", guarded=True, closed=True)
 
 
