@@ -37,7 +37,9 @@ def chromium() -> Iterator[Browser]:
 class Visit:
     """One browser profile, opened at `url`; `check` fails when a page misbehaved."""
 
-    def __init__(self, browser: Browser, url: str, viewport: ViewportSize = DESKTOP, **options: Any) -> None:
+    def __init__(
+        self, browser: Browser, url: str, viewport: ViewportSize = DESKTOP, *, hash_: str = "", **options: Any
+    ) -> None:
         self.url = url
         self.misdeeds: list[str] = []
         self._context = browser.new_context(
@@ -46,7 +48,9 @@ class Visit:
         self._context.set_default_timeout(PATIENCE_MS)
         self._context.on("request", lambda request: self._saw_request(request.url))
         self._context.on("console", lambda message: self._saw_console(message.type, message.text))
-        self.page = self.open()
+        # The page's clock runs as usual, and `look_again` can turn it on.
+        self._context.clock.install()
+        self.page = self.open(hash_)
 
     def open(self, hash_: str = "") -> Page:
         """A further tab of the same profile."""
@@ -55,6 +59,10 @@ class Visit:
         page.on("dialog", self._saw_dialog)
         page.goto(f"{self.url}/{hash_}")
         return page
+
+    def look_again(self) -> None:
+        """Nobody has to wait for the next time that the page asks the server."""
+        self.page.clock.fast_forward(5_000)
 
     def close(self) -> None:
         self._context.close()
