@@ -74,7 +74,7 @@ def test_the_time_shown_is_kept_and_nobody_asks_while_nobody_looks(visiting: Vis
     page.get_by_role("link", name="Chat", exact=True).click()
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    for _ in range(3):
+    for _ in range(2):
         with page.expect_response("**/readyz"):
             visit.look_again()
     assert len([url for url in asked if "/deployment" in url]) <= 1  # one may have been on its way
