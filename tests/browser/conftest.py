@@ -15,7 +15,8 @@ from tests.support.rest_api import RestApi
 Visiting = Callable[..., Visit]
 
 
-@pytest.fixture(scope="session")
+# Playwright's event loop lives in this thread until it ends: tests of other folders need the thread for their own.
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
         yield browser

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
-import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from gateway.errors import EngineFailed, Overloaded
 from tests.browser.conftest import Visiting
@@ -17,14 +15,6 @@ from tests.support.background_api import BackgroundApi
 from tests.support.browser import Visit
 from tests.support.rest_api import RestApi
 from tests.support.waiting import wait_until
-
-
-def stop_by_button(page: Page) -> None:
-    page.get_by_label("Stop", exact=True).click()
-
-
-def stop_by_key(page: Page) -> None:
-    page.keyboard.press("Escape")
 
 
 def test_an_answer_grows_and_is_formatted(server: BackgroundApi, visit: Visit) -> None:
@@ -42,45 +32,46 @@ def test_an_answer_grows_and_is_formatted(server: BackgroundApi, visit: Visit) -
     expect(answers(visit.page).locator(".facts")).to_contain_text("2 tokens")
 
 
-@pytest.mark.parametrize("stop", [stop_by_button, stop_by_key])
-def test_stopping_aborts_the_request(server: BackgroundApi, visit: Visit, stop: Callable[[Page], None]) -> None:
+def test_stopping_aborts_the_request(server: BackgroundApi, visit: Visit) -> None:
+    """By button and by key."""
+    page, generator = visit.page, server.api.generator
     open_, never = server.call(asyncio.Event), server.call(asyncio.Event)
     server.call(open_.set)
-    server.api.generator.script = saying("a beginning", "never", gate=(open_, never))
-    ask(visit.page, "hi")
-    expect(answers(visit.page)).to_contain_text("a beginning")
-    assert server.call(lambda: server.api.generator.num_open) == 1
-    stop(visit.page)
-    expect_answered(visit.page, "a beginning")
-    expect(answers(visit.page)).to_contain_text("stopped")
-    wait_until(lambda: server.call(lambda: server.api.generator.num_cancelled) == 1, "the request was aborted")
-    expect(visit.page.get_by_label("Message", exact=True)).to_be_focused()
+    generator.script = saying("a beginning", "never", gate=(open_, never))
+    for number, stop in enumerate(
+        (lambda: page.get_by_label("Stop", exact=True).click(), lambda: page.keyboard.press("Escape")), 1
+    ):
+        ask(page, "hi")
+        expect(answers(page).nth(number - 1)).to_contain_text("a beginning")
+        assert server.call(lambda: generator.num_open) == 1
+        stop()
+        expect_answered(page, "a beginning", number)
+        expect(answers(page).last).to_contain_text("stopped")
+        wait_until(lambda: server.call(lambda: generator.num_open) == 0, "the request was aborted")
+        assert generator.num_cancelled == number
+        expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
-def test_an_error_says_what_and_can_be_tried_again(server: BackgroundApi, visit: Visit) -> None:
+def test_errors_say_what_and_can_be_tried_again(server: BackgroundApi, visit: Visit) -> None:
+    """Before the first token, after it, and without a server."""
+    page = visit.page
     server.api.generator.script = fails_with(Overloaded("All ranks are full.", retry_after_s=2))
-    ask(visit.page, "hi")
-    error = visit.page.get_by_role("alert").filter(has_text="All ranks are full.")
+    ask(page, "hi")
+    error = page.get_by_role("alert").filter(has_text="All ranks are full.")
     expect(error).to_contain_text("Try again in 2 s.")
     expect(error).to_contain_text("HTTP 429")
     expect(error).to_contain_text("request ")
     server.api.generator.script = saying("now it works")
     error.get_by_role("button", name="Try again").click()
-    expect_answered(visit.page, "now it works")
+    expect_answered(page, "now it works")
     expect(error).to_have_count(0)
-
-
-def test_a_late_error_keeps_what_was_said(server: BackgroundApi, visit: Visit) -> None:
     server.api.generator.script = fails_with(EngineFailed("The rank was lost."), after=1)
-    ask(visit.page, "hi")
-    expect_answered(visit.page, "text")
-    expect(answers(visit.page).get_by_role("alert")).to_contain_text("The rank was lost.")
-
-
-def test_a_server_that_is_gone(visit: Visit) -> None:
-    visit.page.route("**/v1/chat/completions", lambda route: route.abort())
-    ask(visit.page, "hi")
-    expect(answers(visit.page).get_by_role("alert")).to_contain_text("cannot be reached")
+    ask(page, "more")
+    expect_answered(page, "text", 2)
+    expect(answers(page).last.get_by_role("alert")).to_contain_text("The rank was lost.")
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    ask(page, "more")
+    expect(answers(page).last.get_by_role("alert")).to_contain_text("cannot be reached")
 
 
 def set_loaded(api: RestApi, loaded: bool) -> None:
@@ -94,6 +85,7 @@ def test_a_model_that_loads(api: RestApi, server: BackgroundApi, visiting: Visit
     ask(visit.page, "hi")
     expect(answers(visit.page).get_by_role("alert")).to_contain_text("HTTP 503")
     server.call(lambda: set_loaded(api, True))
+    visit.look_again()
     expect(visit.page.locator("#health")).to_have_text("2/2 ready")
     expect(visit.page.get_by_label("Message", exact=True)).to_have_attribute("placeholder", "Ask tiny…")
 
@@ -118,24 +110,18 @@ def test_history_survives_a_reload(visit: Visit) -> None:
     expect(page.locator(".conversation")).to_have_count(0)
 
 
-def test_what_was_said_goes_with_the_next_message(api: RestApi, visit: Visit) -> None:
-    ask(visit.page, "one")
-    expect_answered(visit.page, "hello")
-    before = len(api.generator.requests[-1].prompt_token_ids)
-    ask(visit.page, "two")
-    expect_answered(visit.page, "hello", 2)
-    assert len(api.generator.requests[-1].prompt_token_ids) > 2 * before
-
-
-def test_answering_again_and_editing(api: RestApi, visit: Visit) -> None:
-    page = visit.page
+def test_what_was_said_goes_along_and_can_be_said_anew(api: RestApi, visit: Visit) -> None:
+    page, requests = visit.page, api.generator.requests
     ask(page, "first try")
     expect_answered(page, "hello")
     page.get_by_label("Answer again").click()
     expect_answered(page, "hello")
-    assert len(api.generator.requests) == 2
-    assert api.generator.requests[0].prompt_token_ids == api.generator.requests[1].prompt_token_ids
-    page.get_by_label("Edit and send again").click()
+    assert len(requests) == 2
+    assert requests[0].prompt_token_ids == requests[1].prompt_token_ids
+    ask(page, "two")
+    expect_answered(page, "hello", 2)
+    assert len(requests[-1].prompt_token_ids) > 1.5 * len(requests[0].prompt_token_ids)
+    page.get_by_label("Edit and send again").first.click(force=True)
     expect(page.get_by_label("Message", exact=True)).to_have_value("first try")
     expect(page.get_by_label("You", exact=True)).to_have_count(0)
 

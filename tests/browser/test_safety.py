@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from playwright.sync_api import expect
 
 from tests.browser.talking import answers, ask, expect_answered, saying
@@ -38,23 +37,23 @@ _CHECK = """() => {
 }"""
 
 
-@pytest.mark.parametrize("place", ["answer", "whole", "message"])
-def test_nothing_of_a_text_runs(server: BackgroundApi, visit: Visit, place: str) -> None:
-    """As blocks of an answer, within one paragraph, and sent by the person (a link can make somebody paste it)."""
-    text = "\n\n".join(_ATTACKS) if place != "whole" else " ".join(_ATTACKS)
-    server.api.generator.script = saying(*(text[at : at + 40] for at in range(0, len(text), 40)), "\n\nend")
-    ask(visit.page, "hi" if place != "message" else text)
-    if place == "message":  # longer than the context: what comes is an error
-        expect(visit.page.get_by_label("You", exact=True)).to_contain_text("<script>window.hacked = 1</script>")
-        expect(answers(visit.page).get_by_role("alert")).to_be_visible()
-        assert visit.page.evaluate(_CHECK) == {"hacked": None, "bad": []}
-        return
-    expect_answered(visit.page, "end")
-    for _ in range(2):  # as it came, and as it comes out of the history
-        assert visit.page.evaluate(_CHECK) == {"hacked": None, "bad": []}
-        visit.page.reload()
-        expect_answered(visit.page, "end")
-    assert "<script>window.hacked = 1</script>" in answers(visit.page).inner_text()
+def test_nothing_of_a_text_runs(server: BackgroundApi, visit: Visit) -> None:
+    """As blocks of an answer, within one paragraph, and sent by the person (somebody may be made to paste it)."""
+    page = visit.page
+    for number, text in enumerate(("\n\n".join(_ATTACKS), " ".join(_ATTACKS)), 1):
+        server.api.generator.script = saying(*(text[at : at + 40] for at in range(0, len(text), 40)), "\n\nend")
+        page.get_by_role("button", name="New chat").click()
+        ask(page, f"attack {number}")
+        expect_answered(page, "end")
+        assert "<script>window.hacked = 1</script>" in answers(page).inner_text()
+        assert page.evaluate(_CHECK) == {"hacked": None, "bad": []}
+    page.reload()  # and as it comes out of the history
+    expect_answered(page, "end")
+    assert page.evaluate(_CHECK) == {"hacked": None, "bad": []}
+    ask(page, text)
+    expect(page.get_by_label("You", exact=True).last).to_contain_text("<script>window.hacked = 1</script>")
+    expect(answers(page).last).to_have_attribute("aria-busy", "false")
+    assert page.evaluate(_CHECK) == {"hacked": None, "bad": []}
 
 
 def test_links_lead_out_without_telling(server: BackgroundApi, visit: Visit) -> None:

@@ -128,7 +128,7 @@ def _death_is_seen(page: Page, cluster: Cluster) -> None:
     tab = page.context.new_page()
     tab.goto(cluster.url)
     tab.get_by_role("button", name="New chat").click()
-    set_longest_answer(tab, "300")
+    set_longest_answer(tab, "150")
     ask(tab, _LONG)
     expect(answers(tab).locator(".text")).to_have_text(re.compile(r"\w+"))
     rank = 0 if metric(cluster, r'muster:num_requests_running\{dp_rank="0"\}') else 1

@@ -17,19 +17,28 @@ PHONE = ViewportSize(width=360, height=740)
 PATIENCE_MS = 60_000
 
 
+# The first has no windows at all, and is the quickest.
+_COMMANDS = ("chromium-headless-shell", "chromium", "google-chrome")
+_ARGUMENTS = (
+    "--no-sandbox",  # it needs privileges that containers lack, and only pages of ours are visited
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-gpu",
+    "--renderer-process-limit=1",
+)
+
+
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser; skips the test where there is none, unless MUSTER_TEST_BROWSER is "required"."""
-    path = os.environ.get("MUSTER_TEST_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    path = os.environ.get("MUSTER_TEST_CHROMIUM") or next(filter(None, map(shutil.which, _COMMANDS)), None)
     if path is None and os.environ.get("MUSTER_TEST_BROWSER") == "required":
-        pytest.fail("MUSTER_TEST_BROWSER is required, but there is no chromium: apt-get install chromium")
+        pytest.fail("MUSTER_TEST_BROWSER is required, but there is none: apt-get install chromium-headless-shell")
     if path is None:
-        pytest.skip("no chromium: apt-get install chromium, or name one in MUSTER_TEST_CHROMIUM")
+        pytest.skip("no browser: apt-get install chromium-headless-shell, or name one in MUSTER_TEST_CHROMIUM")
     expect.set_options(timeout=PATIENCE_MS)
-    # Its sandbox needs privileges that containers lack; it only ever sees pages of ours.
-    arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = playwright.chromium.launch(executable_path=path, args=list(_ARGUMENTS))
         yield browser
         browser.close()
 
@@ -37,7 +46,9 @@ def chromium() -> Iterator[Browser]:
 class Visit:
     """One browser profile, opened at `url`; `check` fails when a page misbehaved."""
 
-    def __init__(self, browser: Browser, url: str, viewport: ViewportSize = DESKTOP, **options: Any) -> None:
+    def __init__(
+        self, browser: Browser, url: str, viewport: ViewportSize = DESKTOP, *, hash_: str = "", **options: Any
+    ) -> None:
         self.url = url
         self.misdeeds: list[str] = []
         self._context = browser.new_context(
@@ -46,7 +57,9 @@ class Visit:
         self._context.set_default_timeout(PATIENCE_MS)
         self._context.on("request", lambda request: self._saw_request(request.url))
         self._context.on("console", lambda message: self._saw_console(message.type, message.text))
-        self.page = self.open()
+        # The page's clock runs as usual, and `look_again` can turn it on.
+        self._context.clock.install()
+        self.page = self.open(hash_)
 
     def open(self, hash_: str = "") -> Page:
         """A further tab of the same profile."""
@@ -55,6 +68,10 @@ class Visit:
         page.on("dialog", self._saw_dialog)
         page.goto(f"{self.url}/{hash_}")
         return page
+
+    def look_again(self) -> None:
+        """Nobody has to wait for the next time that the page asks the server."""
+        self.page.clock.fast_forward(5_000)
 
     def close(self) -> None:
         self._context.close()
