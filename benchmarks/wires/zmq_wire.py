@@ -1,0 +1,163 @@
+"""The usual road: an output thread that encodes with msgpack, ZMQ push and pull over a Unix socket, an event loop.
+
+Two payloads: `strings` names each request by its id in a record of its own, as servers of this kind do; `packed` is a
+control with numbers for ids and two arrays, what our own frames hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from benchmarks.wires.landing import Landing
+from benchmarks.wires.stamps import NUM_STEPS, Stamps
+from benchmarks.wires.step_thread import StepThread
+from gateway.attachment import Finished, Ticket
+from gateway.generation_request import FinishReason
+
+_MAX_WAITING_STEPS = 64
+_READY_S = 20.0
+
+
+class Output(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+    """One request's share of a step."""
+
+    request_id: str
+    new_token_ids: list[int]
+    logprobs: list[float] | None = None
+    finish_reason: int | None = None
+    stop_token_id: int | None = None
+
+
+class Outputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+    """One step."""
+
+    rank: int
+    step: int
+    outputs: list[Output] = []
+    finished: bool = False
+
+
+class PackedOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+    """One step, one token for each handle."""
+
+    step: int
+    handles: list[int] = []
+    token_ids: list[int] = []
+    finished: bool = False
+
+
+def request_ids(num_requests: int) -> list[str]:
+    """As long as ids usually are."""
+    return [f"chatcmpl-{index:032x}" for index in range(num_requests)]
+
+
+async def send(
+    socket: Path, stamps: Stamps, *, num_requests: int, steps_per_s: float, seconds: float, packed: bool
+) -> None:
+    """One engine's side, from listening to the last message."""
+    context = zmq.Context()
+    push = context.socket(zmq.PUSH)
+    push.bind(f"ipc://{socket}")
+    ready = context.socket(zmq.PULL)
+    ready.bind(f"ipc://{socket}.ready")
+    if not await asyncio.to_thread(ready.poll, _READY_S * 1000):
+        raise TimeoutError("no gateway came")
+    waiting: queue.Queue[Outputs | PackedOutputs] = queue.Queue(_MAX_WAITING_STEPS)
+    output_thread = threading.Thread(target=_write, args=(waiting, push), name="output")
+    output_thread.start()
+    ids, handles = request_ids(num_requests), list(range(1, num_requests + 1))
+
+    def make(step: int) -> Outputs | PackedOutputs:
+        token = step % NUM_STEPS
+        if packed:
+            return PackedOutputs(step, handles, [token] * num_requests)
+        return Outputs(0, step, [Output(request_id, [token]) for request_id in ids])
+
+    def finish() -> None:
+        waiting.put(PackedOutputs(0, finished=True) if packed else Outputs(0, 0, finished=True))
+
+    StepThread(make, waiting.put, finish, stamps=stamps, steps_per_s=steps_per_s, seconds=seconds).start()
+    await asyncio.to_thread(output_thread.join)
+    ready.close(0)
+    push.close(5000)
+    await asyncio.to_thread(context.term)
+
+
+def _write(waiting: queue.Queue[Outputs | PackedOutputs], push: Any) -> None:
+    encoder = msgspec.msgpack.Encoder()
+    while True:
+        outputs = waiting.get()
+        push.send(encoder.encode(outputs), copy=False)
+        if outputs.finished:
+            return
+
+
+async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
+    """One gateway's side, until the engine says that all requests ended."""
+    context = zmq.Context()
+    pull = context.socket(zmq.PULL)
+    pull.connect(f"ipc://{socket}")
+    ready = context.socket(zmq.PUSH)
+    ready.connect(f"ipc://{socket}.ready")
+    ready.send(b"")
+    ended = asyncio.Event()
+    take = _packed(landing.tickets) if packed else _strings(landing.tickets)
+
+    def read() -> None:
+        # Everything that is there: the descriptor tells of it once.
+        with suppress(zmq.Again):
+            while take(pull.recv(zmq.NOBLOCK)):
+                pass
+            ended.set()
+
+    loop, descriptor = asyncio.get_running_loop(), pull.getsockopt(zmq.FD)
+    loop.add_reader(descriptor, read)
+    loop.call_soon(read)
+    await ended.wait()
+    loop.remove_reader(descriptor)
+    for ticket in landing.tickets:
+        ticket.end = Finished(FinishReason.LENGTH, None, 0)
+        ticket.news.notify()
+    ready.close(0)
+    pull.close(0)
+    context.term()
+
+
+def _strings(all_tickets: list[Ticket]) -> Callable[[bytes], bool]:
+    """Hands one message out; False for the last."""
+    decoder = msgspec.msgpack.Decoder(Outputs)
+    tickets = dict(zip(request_ids(len(all_tickets)), all_tickets, strict=True))
+
+    def take(data: bytes) -> bool:
+        outputs = decoder.decode(data)
+        for output in outputs.outputs:
+            ticket = tickets[output.request_id]
+            ticket.token_ids.extend(output.new_token_ids)
+            ticket.news.notify()
+        return not outputs.finished
+
+    return take
+
+
+def _packed(all_tickets: list[Ticket]) -> Callable[[bytes], bool]:
+    decoder = msgspec.msgpack.Decoder(PackedOutputs)
+    tickets = dict(enumerate(all_tickets, 1))
+
+    def take(data: bytes) -> bool:
+        outputs = decoder.decode(data)
+        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
+            ticket = tickets[handle]
+            ticket.token_ids.append(token_id)
+            ticket.news.notify()
+        return not outputs.finished
+
+    return take
