@@ -87,9 +87,9 @@ async def send(
 
     StepThread(make, waiting.put, finish, stamps=stamps, steps_per_s=steps_per_s, seconds=seconds).start()
     await asyncio.to_thread(output_thread.join)
-    ready.close(0)
-    push.close(5000)
-    await asyncio.to_thread(context.term)
+    # A receiver whose queue is full loses what it has not read yet when its peer hangs up.
+    await asyncio.to_thread(ready.recv)
+    context.destroy(linger=0)
 
 
 def _write(waiting: queue.Queue[Outputs | PackedOutputs], push: Any) -> None:
@@ -127,9 +127,8 @@ async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
     for ticket in landing.tickets:
         ticket.end = Finished(FinishReason.LENGTH, None, 0)
         ticket.news.notify()
-    ready.close(0)
-    pull.close(0)
-    context.term()
+    ready.send(b"")
+    context.destroy(linger=1000)
 
 
 def _strings(all_tickets: list[Ticket]) -> Callable[[bytes], bool]:
