@@ -71,6 +71,7 @@ async def send(
     ready.bind(f"ipc://{socket}.ready")
     if not await asyncio.to_thread(ready.poll, _READY_S * 1000):
         raise TimeoutError("no gateway came")
+    ready.recv()
     waiting: queue.Queue[Outputs | PackedOutputs] = queue.Queue(_MAX_WAITING_STEPS)
     output_thread = threading.Thread(target=_write, args=(waiting, push), name="output")
     output_thread.start()
