@@ -25,9 +25,8 @@ async def mutated_messages(attack: Attack) -> None:
     ports = [port for port in attack.ports if port.speaks_grpc]
 
     async def assail(port: Port) -> None:
-        takes = [method for method in methods(port.services) if method.path in port.methods]
         async with grpc.aio.insecure_channel(port.target, options=_OPTIONS) as channel:
-            for method in itertools.cycle(takes):
+            for method in itertools.cycle(methods(port.services)):
                 if attack.over:
                     return
                 data = [hostile_message(method, attack.chance) for _ in range(attack.chance.randrange(1, 4))]
