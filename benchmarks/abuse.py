@@ -108,14 +108,12 @@ class Report:
         return f"{1000 * p99_s:.0f} ms" + ("" if name == _REST else f" ({p99_s / rest_s:.2f}×)")
 
     def _within(self, sample: Sample, name: str | None) -> bool:
-        ends_s = sample.began_s + sample.took_s
-        return any(
-            span.begins_s <= sample.began_s
-            and (ends_s <= span.ends_s or name != _REST)
-            and sample.began_s < span.ends_s
-            for span in self.spans
-            if (span.name == name if name is not None else span.name not in {_REST, _SETTLING})
-        )
+        """Whether it counts for an attack, for all of them, or as undisturbed: then it must have ended by then."""
+        for span in self.spans:
+            wanted = span.name == name if name is not None else span.name not in {_REST, _SETTLING}
+            if wanted and span.begins_s <= sample.began_s < span.ends_s:
+                return name != _REST or sample.began_s + sample.took_s <= span.ends_s
+        return False
 
 
 class Abuse:
