@@ -29,7 +29,8 @@ async def mutated_messages(attack: Attack) -> None:
             for method in itertools.cycle(methods(port.services)):
                 if attack.over:
                     return
-                data = [hostile_message(method, attack.chance) for _ in range(attack.chance.randrange(1, 4))]
+                number = attack.chance.randrange(1, 4) if method.takes_many else 1
+                data = [hostile_message(method, attack.chance) for _ in range(number)]
                 attack.count(await _call(channel, method.path, data))
                 await asyncio.sleep(0.005)
 

@@ -31,6 +31,7 @@ class Method:
 
     path: str
     descriptor: Any
+    takes_many: bool
     harmless: bool  # a message that happens to be right changes nothing for others
 
 
@@ -41,7 +42,10 @@ def methods(services: Sequence[str]) -> list[Method]:
         for service in file.DESCRIPTOR.services_by_name.values():
             if service.full_name in services:
                 harmless = service.name != "AdminService"
-                found += [Method(f"/{service.full_name}/{m.name}", m.input_type, harmless) for m in service.methods]
+                found += [
+                    Method(f"/{service.full_name}/{method.name}", method.input_type, method.client_streaming, harmless)
+                    for method in service.methods
+                ]
     return found
 
 

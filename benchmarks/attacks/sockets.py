@@ -102,8 +102,9 @@ async def streams(attack: Attack) -> None:
         if attack.over:
             return
         path = attack.chance.choice(port.methods)
-        pieces = itertools.chain([http2.PREFACE + http2.settings()], http2.open_streams(path, 10_000))
-        attack.count("streams", await _say(port, _bunches(pieces, 100), answer_s=0.5))
+        pieces = [http2.PREFACE + http2.settings(), *http2.open_streams(path, 10_000)]
+        attack.count("bytes", await _say(port, _bunches(pieces, 100), answer_s=0.5))
+        attack.count("connections")
         await asyncio.sleep(0.2)
 
 
