@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -70,3 +71,32 @@ async def test_a_message_of_100_mb_is_refused_with_its_size_and_the_limit() -> N
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "104857600" in str(caught.value.details())
         assert (await served.stub.GetDeployment(wire.GetDeploymentRequest())).product_version == "seen"
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    return
+    yield b""
+
+
+async def silence() -> AsyncIterator[bytes]:
+    await asyncio.sleep(3600)
+    yield b""
+
+
+@pytest.mark.parametrize("method", ["GetDeployment", "WatchRoster"])
+async def test_a_call_without_its_message_ends_and_says_why(method: str) -> None:
+    async with serving(Deployment()) as served:
+        call: Any = served.channel.stream_stream(f"/{SERVICE}/{method}")(nothing(), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "takes one message" in str(caught.value.details())
+
+
+async def test_a_call_whose_message_never_comes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.rpc.interceptor._MESSAGE_TIMEOUT_S", 0.05)
+    async with serving(Deployment()) as served:
+        call: Any = served.channel.stream_stream(PATH)(silence(), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert "got no message within 0.05 s" in str(caught.value.details())
