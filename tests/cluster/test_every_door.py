@@ -13,6 +13,8 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf import descriptor_pool
+from grpc_channelz.v1 import channelz_pb2
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from muster import v1 as wire
 
@@ -50,6 +52,8 @@ ALLOWED = {
     "muster.v1.PeerService": "",
     "muster.v1.AdminService": "administer",
 }
+# Their import is what makes their services known to the pool of descriptors.
+DESCRIBED = (channelz_pb2, health_pb2)
 # Of methods that reflection lists and Python has no descriptor of.
 WITHOUT_DESCRIPTOR = {"grpc.reflection.v1.ServerReflection": ["ServerReflectionInfo"]}
 
