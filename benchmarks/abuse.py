@@ -31,6 +31,7 @@ from benchmarks.attacks.targets import Port
 from benchmarks.deployment import Deployment, role_of
 
 _REST, _SETTLING = "rest", "settling"
+TOGETHER = "all at once"
 _SETTLE_S = 60.0
 _MOST_FILES_MORE = 8
 # What an allocator keeps of memory that was needed once.
@@ -52,7 +53,7 @@ class Plan:
     settle_s: float = 2.0  # after an attack, before a rest counts
     num_tokens: int = 16
     num_callers: int = 2  # of each kind
-    attacks: tuple[str, ...] = tuple(ATTACKS)
+    attacks: tuple[str, ...] = (*ATTACKS, TOGETHER)
     seed: int = 1
     slower: float | None = 2.0  # the most that p99 may grow by; None does not judge it
 
@@ -142,7 +143,7 @@ class Abuse:
         before = self._sizes()
         watching = asyncio.create_task(self._watch_sizes())
         remaining_s, number = self._plan.seconds, 0
-        while remaining_s > 0:
+        while remaining_s > 0.1:
             await self._span(_REST, self._plan.rest_s)
             name = self._plan.attacks[number % len(self._plan.attacks)]
             seconds = min(self._plan.attack_s, remaining_s)
@@ -173,6 +174,15 @@ class Abuse:
 
     async def _attack(self, name: str, ports: Sequence[Port], seconds: float, number: int) -> None:
         begins_s = time.monotonic()
+        names = ATTACKS if name == TOGETHER else (name,)
+        done = await asyncio.gather(*(self._attacker(one, ports, seconds, number) for one in names))
+        self._report.spans.append(Span(name, begins_s, time.monotonic()))
+        counts = sum(done, self._report.counts.get(name, Counter()))
+        self._report.counts[name] = counts
+        print(f"{name}: {dict(counts)} so far", file=sys.stderr, flush=True)
+
+    async def _attacker(self, name: str, ports: Sequence[Port], seconds: float, number: int) -> Counter[str]:
+        """Runs one attack as a process; returns what it did."""
         command = [sys.executable, "-m", "benchmarks.attacks", name, "--seconds", str(seconds)]
         command += ["--seed", str(self._plan.seed + number), "--ports", json.dumps([asdict(port) for port in ports])]
         attacker = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -181,13 +191,10 @@ class Abuse:
         except asyncio.CancelledError:
             attacker.kill()
             raise
-        self._report.spans.append(Span(name, begins_s, time.monotonic()))
         if attacker.returncode != 0:
             self._report.problems.append(f"the attacker {name} itself failed with exit code {attacker.returncode}")
-            return
-        counts = Counter(json.loads(output))
-        self._report.counts[name] = self._report.counts.get(name, Counter()) + counts
-        print(f"{name}: {dict(counts)}", file=sys.stderr, flush=True)
+            return Counter()
+        return Counter(json.loads(output))
 
     async def _span(self, name: str, seconds: float) -> None:
         begins_s = time.monotonic()
@@ -282,7 +289,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of attacks; rests come on top")
     parser.add_argument("--attack", type=float, default=15.0, metavar="SECONDS", help="length of one attack")
     parser.add_argument("--rest", type=float, default=8.0, metavar="SECONDS", help="between two attacks")
-    parser.add_argument("--only", nargs="+", choices=ATTACKS, default=tuple(ATTACKS), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=Plan().attacks, default=Plan().attacks, metavar="NAME")
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
     parser.add_argument("--callers", type=int, default=2, help="of each kind")
     parser.add_argument("--seed", type=int, default=1)
