@@ -1,7 +1,8 @@
-"""The usual road: an output thread that encodes with msgpack, ZMQ push and pull over a Unix socket, an event loop.
+"""The usual road: an output thread that encodes with msgpack, ZMQ push and pull over a Unix socket.
 
-Two payloads: `strings` names each request by its id in a record of its own, as servers of this kind do; `packed` is a
-control with numbers for ids and two arrays, what our own frames hold.
+As servers of this kind do it, the receiver awaits pyzmq's asyncio socket and hands what it decodes to a second task,
+and each record names its request by the id. `packed` is a control with everything as lean as ZMQ allows: numbers for
+ids, two arrays, and a reader that empties the plain socket in the event loop's callback.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+import zmq.asyncio
 
 from benchmarks.wires.landing import Landing
 from benchmarks.wires.stamps import NUM_STEPS, Stamps
@@ -105,13 +106,59 @@ def _write(waiting: queue.Queue[Outputs | PackedOutputs], push: Any) -> None:
 async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
     """One gateway's side, until the engine says that all requests ended."""
     context = zmq.Context()
-    pull = context.socket(zmq.PULL)
-    pull.connect(f"ipc://{socket}")
     ready = context.socket(zmq.PUSH)
     ready.connect(f"ipc://{socket}.ready")
     ready.send(b"")
+    target = f"ipc://{socket}"
+    if packed:
+        await _receive_packed(context, target, landing.tickets)
+    else:
+        await _receive_strings(context, target, landing.tickets)
+    for ticket in landing.tickets:
+        ticket.end = Finished(FinishReason.LENGTH, None, 0)
+        ticket.news.notify()
+    ready.send(b"")
+    context.destroy(linger=1000)
+
+
+async def _receive_strings(context: zmq.Context[Any], target: str, all_tickets: list[Ticket]) -> None:
+    pull = zmq.asyncio.Context.shadow(context).socket(zmq.PULL)
+    pull.connect(target)
+    decoded: asyncio.Queue[Outputs] = asyncio.Queue()
+
+    async def read() -> None:
+        decoder = msgspec.msgpack.Decoder(Outputs)
+        outputs = Outputs(0, 0)
+        while not outputs.finished:
+            (frame,) = await pull.recv_multipart(copy=False)
+            outputs = decoder.decode(frame.buffer)
+            decoded.put_nowait(outputs)
+
+    reading = asyncio.create_task(read())
+    tickets = dict(zip(request_ids(len(all_tickets)), all_tickets, strict=True))
+    while not (outputs := await decoded.get()).finished:
+        for output in outputs.outputs:
+            ticket = tickets[output.request_id]
+            ticket.token_ids.extend(output.new_token_ids)
+            ticket.news.notify()
+    await reading
+    pull.close(0)
+
+
+async def _receive_packed(context: zmq.Context[Any], target: str, all_tickets: list[Ticket]) -> None:
+    pull = context.socket(zmq.PULL)
+    pull.connect(target)
+    decoder = msgspec.msgpack.Decoder(PackedOutputs)
+    tickets = dict(enumerate(all_tickets, 1))
     ended = asyncio.Event()
-    take = _packed(landing.tickets) if packed else _strings(landing.tickets)
+
+    def take(data: bytes) -> bool:
+        outputs = decoder.decode(data)
+        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
+            ticket = tickets[handle]
+            ticket.token_ids.append(token_id)
+            ticket.news.notify()
+        return not outputs.finished
 
     def read() -> None:
         # Everything that is there: the descriptor tells of it once.
@@ -125,39 +172,4 @@ async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
     loop.call_soon(read)
     await ended.wait()
     loop.remove_reader(descriptor)
-    for ticket in landing.tickets:
-        ticket.end = Finished(FinishReason.LENGTH, None, 0)
-        ticket.news.notify()
-    ready.send(b"")
-    context.destroy(linger=1000)
-
-
-def _strings(all_tickets: list[Ticket]) -> Callable[[bytes], bool]:
-    """Hands one message out; False for the last."""
-    decoder = msgspec.msgpack.Decoder(Outputs)
-    tickets = dict(zip(request_ids(len(all_tickets)), all_tickets, strict=True))
-
-    def take(data: bytes) -> bool:
-        outputs = decoder.decode(data)
-        for output in outputs.outputs:
-            ticket = tickets[output.request_id]
-            ticket.token_ids.extend(output.new_token_ids)
-            ticket.news.notify()
-        return not outputs.finished
-
-    return take
-
-
-def _packed(all_tickets: list[Ticket]) -> Callable[[bytes], bool]:
-    decoder = msgspec.msgpack.Decoder(PackedOutputs)
-    tickets = dict(enumerate(all_tickets, 1))
-
-    def take(data: bytes) -> bool:
-        outputs = decoder.decode(data)
-        for handle, token_id in zip(outputs.handles, outputs.token_ids, strict=True):
-            ticket = tickets[handle]
-            ticket.token_ids.append(token_id)
-            ticket.news.notify()
-        return not outputs.finished
-
-    return take
+    pull.close(0)

@@ -134,8 +134,9 @@ class Mailboxes:
 
     def deliver(self, outputs: Iterable[TokenOutput], step: int) -> None:
         """Hands out what one step brought."""
+        sinks = self._sinks
         for output in outputs:
-            sink = self._sinks.get(output.request_id)
+            sink = sinks.get(output.request_id)
             if sink is None:
                 continue
             if output.finish_reason is not None:
