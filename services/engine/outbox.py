@@ -81,8 +81,9 @@ class Outbox:
         self._num_ended = 0
         self._room.set()
         outputs = wire.StepOutputs(step=self._step)
-        _write_tokens(outputs, deltas)
-        for handle, delta in deltas.items():
+        for handle, delta in _write_tokens(outputs, deltas):
+            if delta.logprobs:
+                outputs.logprobs.add(handle=handle, logprobs=convert.to_logprobs(delta.logprobs))
             if delta.prompt is not None:
                 outputs.started.add(handle=handle, prompt=convert.to_prompt_info(delta.prompt))
             if (end := _end(delta)) is not None:
@@ -104,21 +105,26 @@ def _end(delta: TokenOutput | Delta) -> TokenOutput | None:
     return delta if delta.finish_reason is not None else None
 
 
-def _write_tokens(outputs: wire.StepOutputs, deltas: dict[int, TokenOutput | Delta]) -> None:
+def _write_tokens(
+    outputs: wire.StepOutputs, deltas: dict[int, TokenOutput | Delta]
+) -> list[tuple[int, TokenOutput | Delta]]:
+    """Returns those that have more than tokens; in most steps there are none."""
     handles: list[int] = []
     counts: list[int] = []
     token_ids: list[int] = []
+    others: list[tuple[int, TokenOutput | Delta]] = []
     for handle, delta in deltas.items():
         if delta.token_ids:
             handles.append(handle)
             counts.append(len(delta.token_ids))
             token_ids += delta.token_ids
-        if delta.logprobs:
-            outputs.logprobs.add(handle=handle, logprobs=convert.to_logprobs(delta.logprobs))
+        if delta.finish_reason is not None or delta.logprobs or delta.prompt is not None:
+            others.append((handle, delta))
     outputs.handles.extend(handles)
     outputs.token_ids.extend(token_ids)
     if len(token_ids) != len(handles):
         outputs.token_counts.extend(counts)
+    return others
 
 
 def _write_end(outputs: wire.StepOutputs, handle: int, end: TokenOutput) -> None:
