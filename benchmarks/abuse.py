@@ -1,4 +1,4 @@
-"""Abuses every port of a deployment while others use it: `python -m benchmarks.abuse MODEL --minutes 10`.
+"""Abuses every port of a deployment while others use it: `python -m benchmarks.abuse`.
 
 Attack follows attack, with rests in between in which the same requests are measured undisturbed. No other request may
 fail, their p99 latency must stay within twice the undisturbed one, no process may end, and afterwards memory and open
@@ -285,7 +285,7 @@ async def run_abuse(plan: Plan, *arguments: str) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="model and flags of muster serve", nargs="+")
+    parser.add_argument("model", help="model and flags of muster serve; none: the default model", nargs="*")
     parser.add_argument("--minutes", type=float, default=10.0, help="of attacks; rests come on top")
     parser.add_argument("--attack", type=float, default=15.0, metavar="SECONDS", help="length of one attack")
     parser.add_argument("--rest", type=float, default=8.0, metavar="SECONDS", help="between two attacks")
