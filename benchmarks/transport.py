@@ -118,7 +118,7 @@ def report(runs: Iterable[Run]) -> str:
 
 
 def _median(runs: Sequence[Run], field: str) -> float:
-    return statistics.median(getattr(one, field) for one in runs)
+    return float(statistics.median(getattr(one, field) for one in runs))
 
 
 def main() -> None:

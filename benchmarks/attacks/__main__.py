@@ -8,12 +8,13 @@ import json
 import os
 import random
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from benchmarks.attacks import calls, sockets
 from benchmarks.attacks.targets import Attack, Port
 
-ATTACKS: dict[str, Callable[[Attack], Awaitable[None]]] = {
+ATTACKS: dict[str, Callable[[Attack], Coroutine[Any, Any, None]]] = {
     "random-bytes": sockets.random_bytes,
     "http1": sockets.http1,
     "broken-frames": sockets.broken_frames,

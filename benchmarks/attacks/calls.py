@@ -44,7 +44,8 @@ async def _call(channel: grpc.aio.Channel, path: str, messages: list[bytes]) -> 
         for data in messages:
             yield data
 
-    call: Any = channel.stream_stream(path)(requests(), timeout=_CALL_S)
+    method: Any = channel.stream_stream(path)
+    call = method(requests(), timeout=_CALL_S)
     try:
         async for _ in call:
             pass
@@ -72,7 +73,8 @@ async def watches(attack: Attack) -> None:
 
 
 async def _watch(channel: grpc.aio.Channel, path: str, attack: Attack) -> None:
-    call: Any = channel.unary_stream(path)(b"")
+    method: Any = channel.unary_stream(path)
+    call = method(b"")
     attack.count("streams")
     with suppress(grpc.aio.AioRpcError):
         async for _ in call:

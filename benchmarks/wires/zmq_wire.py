@@ -28,7 +28,7 @@ _MAX_WAITING_STEPS = 64
 _READY_S = 20.0
 
 
-class Output(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+class Output(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One request's share of a step."""
 
     request_id: str
@@ -38,7 +38,7 @@ class Output(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # 
     stop_token_id: int | None = None
 
 
-class Outputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+class Outputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One step."""
 
     rank: int
@@ -47,7 +47,7 @@ class Outputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  #
     finished: bool = False
 
 
-class PackedOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # type: ignore[call-arg]
+class PackedOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One step, one token for each handle."""
 
     step: int
@@ -70,7 +70,7 @@ async def send(
     push.bind(f"ipc://{socket}")
     ready = context.socket(zmq.PULL)
     ready.bind(f"ipc://{socket}.ready")
-    if not await asyncio.to_thread(ready.poll, _READY_S * 1000):
+    if not await asyncio.to_thread(ready.poll, round(1000 * _READY_S)):
         raise TimeoutError("no gateway came")
     ready.recv()
     waiting: queue.Queue[Outputs | PackedOutputs] = queue.Queue(_MAX_WAITING_STEPS)

@@ -86,7 +86,8 @@ async def silence() -> AsyncIterator[bytes]:
 @pytest.mark.parametrize("method", ["GetDeployment", "WatchRoster"])
 async def test_a_call_without_its_message_ends_and_says_why(method: str) -> None:
     async with serving(Deployment()) as served:
-        call: Any = served.channel.stream_stream(f"/{SERVICE}/{method}")(nothing(), timeout=TIMEOUT_S)
+        start: Any = served.channel.stream_stream(f"/{SERVICE}/{method}")
+        call = start(nothing(), timeout=TIMEOUT_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -96,7 +97,8 @@ async def test_a_call_without_its_message_ends_and_says_why(method: str) -> None
 async def test_a_call_whose_message_never_comes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.rpc.interceptor._MESSAGE_TIMEOUT_S", 0.05)
     async with serving(Deployment()) as served:
-        call: Any = served.channel.stream_stream(PATH)(silence(), timeout=TIMEOUT_S)
+        start: Any = served.channel.stream_stream(PATH)
+        call = start(silence(), timeout=TIMEOUT_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert "got no message within 0.05 s" in str(caught.value.details())
