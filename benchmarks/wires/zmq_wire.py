@@ -1,7 +1,7 @@
 """The usual road: an output thread that encodes with msgpack, ZMQ push and pull over a Unix socket.
 
-As servers of this kind do it, the receiver awaits pyzmq's asyncio socket and hands what it decodes to a second task,
-and each record names its request by the id. `packed` is a control with everything as lean as ZMQ allows: numbers for
+As servers of this kind do it, the receiver awaits pyzmq's asyncio socket, and each record names its request by the id.
+`packed` is a control with everything as lean as ZMQ allows: numbers for
 ids, two arrays, and a reader that empties the plain socket in the event loop's callback.
 """
 
@@ -124,24 +124,16 @@ async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
 async def _receive_strings(context: zmq.Context[Any], target: str, all_tickets: list[Ticket]) -> None:
     pull = zmq.asyncio.Context.shadow(context).socket(zmq.PULL)
     pull.connect(target)
-    decoded: asyncio.Queue[Outputs] = asyncio.Queue()
-
-    async def read() -> None:
-        decoder = msgspec.msgpack.Decoder(Outputs)
-        outputs = Outputs(0, 0)
-        while not outputs.finished:
-            (frame,) = await pull.recv_multipart(copy=False)
-            outputs = decoder.decode(frame.buffer)
-            decoded.put_nowait(outputs)
-
-    reading = asyncio.create_task(read())
+    decoder = msgspec.msgpack.Decoder(Outputs)
     tickets = dict(zip(request_ids(len(all_tickets)), all_tickets, strict=True))
-    while not (outputs := await decoded.get()).finished:
+    outputs = Outputs(0, 0)
+    while not outputs.finished:
+        (frame,) = await pull.recv_multipart(copy=False)
+        outputs = decoder.decode(frame.buffer)
         for output in outputs.outputs:
             ticket = tickets[output.request_id]
             ticket.token_ids.extend(output.new_token_ids)
             ticket.news.notify()
-    await reading
     pull.close(0)
 
 
