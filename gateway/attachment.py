@@ -154,19 +154,20 @@ class Attachment:
             ticket = self._tickets.get(entry.handle)
             if ticket is not None:
                 ticket.logprobs.extend(to_logprobs(entry.logprobs))
-        handles, counts, token_ids = outputs.handles, outputs.token_counts, outputs.token_ids
-        moved = []
+        # Lists, because a loop over a field of a message costs several times one over a list.
+        handles, counts, token_ids = outputs.handles[:], outputs.token_counts[:], outputs.token_ids[:]
+        tickets, moved = self._tickets, []
         if not counts:
             if len(handles) != len(token_ids):
                 raise ProtocolViolation(f"{len(token_ids)} token_ids for {len(handles)} handles without token_counts")
             for handle, token_id in zip(handles, token_ids, strict=True):
-                ticket = self._tickets.get(handle)
+                ticket = tickets.get(handle)
                 if ticket is not None:
                     ticket.token_ids.append(token_id)
                     moved.append(ticket)
             return moved
         if len(counts) != len(handles) or sum(counts) != len(token_ids):
-            raise ProtocolViolation(f"token_counts {list(counts)[:8]} don't add up to {len(token_ids)} token_ids")
+            raise ProtocolViolation(f"token_counts {counts[:8]} don't add up to {len(token_ids)} token_ids")
         start = 0
         for handle, count in zip(handles, counts, strict=True):
             ticket = self._tickets.get(handle)

@@ -7,23 +7,34 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import uvicorn
 
-from gateway.http_protocol import HttpProtocol
+from gateway.patience import Limits, Patience
+from gateway.patient_protocol import PatientProtocol
 
 # Longer than the idle times of usual connection pools and proxies, so that they close first and never race with us.
 KEEP_ALIVE_S = 75
+_SWEEP_S = 1.0
 
 
 class HttpServer:
     """Serves an ASGI application until `stop`."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        *,
+        shutdown_timeout_s: float,
+        limits: Limits | None = None,
+    ) -> None:
+        self._patience: Patience[PatientProtocol] = Patience(limits or Limits(request_s=KEEP_ALIVE_S))
         config = uvicorn.Config(
             app,
-            http=HttpProtocol,
+            http=partial(PatientProtocol, self._patience),  # type: ignore[arg-type]  # called like a class
             ws="none",
             log_config=None,
             access_log=False,
@@ -35,6 +46,7 @@ class HttpServer:
         self._sockets = list(sockets)
         self._server = _QuietServer(config)
         self._serving: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
 
     @property
     def keep_alive_s(self) -> int:
@@ -49,12 +61,23 @@ class HttpServer:
                 self._serving.result()
                 raise RuntimeError("the HTTP server ended while starting")
             await asyncio.sleep(0.005)
+        self._sweeping = asyncio.create_task(self._sweep(), name="http connections")
 
     async def stop(self) -> None:
         """Accepts no more, lets running answers finish within the shutdown timeout, then cuts them off."""
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.wait([self._sweeping])
+
+    async def _sweep(self) -> None:
+        """Ends connections that keep us waiting."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for connection, wait in self._patience.overdue():
+                connection.give_up(wait)
 
 
 class _QuietServer(uvicorn.Server):

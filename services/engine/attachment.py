@@ -34,10 +34,13 @@ class _HandleSink:
     """Ties the outputs of one request to its handle."""
 
     attachment: Attachment
+    outbox: Outbox
     handle: int
 
     def put(self, output: TokenOutput, step: int) -> None:
-        self.attachment.put(self.handle, output, step)
+        if output.finish_reason is not None:
+            self.attachment.forget(self.handle)
+        self.outbox.put(self.handle, output, step)
 
     def fail(self, error: Exception) -> None:
         self.attachment.fail(self.handle, errors.to_rpc_error(error))
@@ -95,15 +98,9 @@ class Attachment:
             self._intake.leave(live.key)
         self._live.clear()
 
-    def put(self, handle: int, output: TokenOutput, step: int) -> None:
-        """An output of the engine for a live handle."""
-        if output.finish_reason is not None:
-            self._forget(handle)
-        self._outbox.put(handle, output, step)
-
     def fail(self, handle: int, error: RpcError) -> None:
         """Ends a request with an error."""
-        self._forget(handle)
+        self.forget(handle)
         self._outbox.fail(handle, error)
 
     def _take(self, frame: wire.AttachRequest) -> None:
@@ -130,7 +127,7 @@ class Attachment:
             _log.debug("request %r continues trace %r", submit.request.request_id, submit.traceparent)
         try:
             timeout_s = _timeout_s(submit)
-            key = self._intake.submit(submit.request, _HandleSink(self, handle))
+            key = self._intake.submit(submit.request, _HandleSink(self, self._outbox, handle))
         except Exception as error:
             self._outbox.fail(handle, errors.to_rpc_error(error))
             return
@@ -144,7 +141,8 @@ class Attachment:
             self._intake.leave(live.key)
             self.fail(handle, errors.timed_out(timeout_s))
 
-    def _forget(self, handle: int) -> None:
+    def forget(self, handle: int) -> None:
+        """The request has ended."""
         live = self._live.pop(handle, None)
         if live is not None and live.timer is not None:
             live.timer.cancel()

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from engine.errors import DuplicateRequestError
-from engine.request import PromptInfo, TokenLogprobs, TokenOutput
+from engine.request import FinishReason, PromptInfo, TokenLogprobs, TokenOutput
 
 
 class Sink(Protocol):
@@ -28,13 +28,14 @@ class Sink(Protocol):
 class Delta:
     """Outputs of one request that its reader has not taken yet, merged."""
 
-    __slots__ = ("end", "logprobs", "prompt", "token_ids")
+    __slots__ = ("end", "finish_reason", "logprobs", "prompt", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt: PromptInfo | None = None
         self.end: TokenOutput | None = None  # the output that finished the request
+        self.finish_reason: FinishReason | None = None  # of that output
 
     def add(self, output: TokenOutput) -> None:
         self.token_ids.extend(output.token_ids)
@@ -42,7 +43,7 @@ class Delta:
         if output.prompt is not None:
             self.prompt = output.prompt
         if output.finish_reason is not None:
-            self.end = output
+            self.end, self.finish_reason = output, output.finish_reason
 
 
 class Mailbox:
@@ -134,8 +135,9 @@ class Mailboxes:
 
     def deliver(self, outputs: Iterable[TokenOutput], step: int) -> None:
         """Hands out what one step brought."""
+        sinks = self._sinks
         for output in outputs:
-            sink = self._sinks.get(output.request_id)
+            sink = sinks.get(output.request_id)
             if sink is None:
                 continue
             if output.finish_reason is not None:

@@ -21,7 +21,8 @@ class Outbox:
     """
 
     def __init__(self, *, max_ended: int = 4096) -> None:
-        self._deltas: dict[int, Delta] = {}
+        # Most handles get one plain output before the next message goes; only further ones are merged.
+        self._deltas: dict[int, TokenOutput | Delta] = {}
         self._failures: dict[int, RpcError] = {}
         self._step = 0
         self._num_ended = 0
@@ -31,14 +32,21 @@ class Outbox:
         self._room.set()
 
     def put(self, handle: int, output: TokenOutput, step: int) -> None:
-        delta = self._deltas.get(handle)
-        if delta is None:
-            delta = self._deltas[handle] = Delta()
-        delta.add(output)
+        deltas = self._deltas
+        if not deltas:
+            self._filled.set()
+        waiting = deltas.get(handle)
+        if waiting is None:
+            deltas[handle] = output
+        elif isinstance(waiting, Delta):
+            waiting.add(output)
+        else:
+            deltas[handle] = merged = Delta()
+            merged.add(waiting)
+            merged.add(output)
         self._step = step
         if output.finish_reason is not None:
             self._count_end()
-        self._filled.set()
 
     def fail(self, handle: int, error: RpcError) -> None:
         self._failures[handle] = error
@@ -48,7 +56,7 @@ class Outbox:
     def ends(self, handle: int) -> bool:
         """True while the ending of this handle waits here: the gateway cannot know yet that it is free."""
         delta = self._deltas.get(handle)
-        return handle in self._failures or (delta is not None and delta.end is not None)
+        return handle in self._failures or (delta is not None and _end(delta) is not None)
 
     def wake(self) -> None:
         """Lets `wait_filled` return although nothing waits, for a stream that is to end."""
@@ -73,12 +81,13 @@ class Outbox:
         self._num_ended = 0
         self._room.set()
         outputs = wire.StepOutputs(step=self._step)
-        _write_tokens(outputs, deltas)
-        for handle, delta in deltas.items():
+        for handle, delta in _write_tokens(outputs, deltas):
+            if delta.logprobs:
+                outputs.logprobs.add(handle=handle, logprobs=convert.to_logprobs(delta.logprobs))
             if delta.prompt is not None:
                 outputs.started.add(handle=handle, prompt=convert.to_prompt_info(delta.prompt))
-            if delta.end is not None:
-                _write_end(outputs, handle, delta.end)
+            if (end := _end(delta)) is not None:
+                _write_end(outputs, handle, end)
         for handle, error in failures.items():
             outputs.failed.append(_to_failed(handle, error))
         return outputs
@@ -89,21 +98,33 @@ class Outbox:
             self._room.clear()
 
 
-def _write_tokens(outputs: wire.StepOutputs, deltas: dict[int, Delta]) -> None:
+def _end(delta: TokenOutput | Delta) -> TokenOutput | None:
+    """The output that finishes the request, when it is among those that wait."""
+    if isinstance(delta, Delta):
+        return delta.end
+    return delta if delta.finish_reason is not None else None
+
+
+def _write_tokens(
+    outputs: wire.StepOutputs, deltas: dict[int, TokenOutput | Delta]
+) -> list[tuple[int, TokenOutput | Delta]]:
+    """Returns those that have more than tokens; in most steps there are none."""
     handles: list[int] = []
     counts: list[int] = []
     token_ids: list[int] = []
+    others: list[tuple[int, TokenOutput | Delta]] = []
     for handle, delta in deltas.items():
         if delta.token_ids:
             handles.append(handle)
             counts.append(len(delta.token_ids))
             token_ids += delta.token_ids
-        if delta.logprobs:
-            outputs.logprobs.add(handle=handle, logprobs=convert.to_logprobs(delta.logprobs))
+        if delta.finish_reason is not None or delta.logprobs or delta.prompt is not None:
+            others.append((handle, delta))
     outputs.handles.extend(handles)
     outputs.token_ids.extend(token_ids)
     if len(token_ids) != len(handles):
         outputs.token_counts.extend(counts)
+    return others
 
 
 def _write_end(outputs: wire.StepOutputs, handle: int, end: TokenOutput) -> None:

@@ -17,8 +17,9 @@ from gateway.app import build_app
 from gateway.backend import Backend
 from gateway.generation import GenerationLimits
 from gateway.grpc_front import InferenceServicer
-from gateway.http_server import HttpServer
+from gateway.http_server import KEEP_ALIVE_S, HttpServer
 from gateway.lifecycle import Lifecycle
+from gateway.patience import Limits
 from gateway.peers import GatewayPeers, PeerServicer
 from gateway.responses.archive import ResponseArchive
 from gateway.responses.store import ResponseStore
@@ -28,6 +29,7 @@ from services.gateway.guarded_inference import GuardedInference
 from services.gateway.guarded_peers import GuardedPeers
 from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
+from services.rpc import open_files
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name, tcp_target
 from services.rpc.listening import ListenError, is_wildcard
@@ -46,6 +48,8 @@ _DRAIN_POLL_S = 0.05
 _WAIT_UNTIL_READY_S = 10.0
 # What answers cut off at the shutdown timeout get to say so to their clients.
 _LAST_WORDS_S = 1.0
+# Of the connections a gateway has room for. The HTTP side closes idle ones when it needs room; gRPC cannot.
+_GRPC_SHARE = 2 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,7 @@ async def run_gateway(options: GatewayOptions) -> int:
             reuse_port=options.reuse_port,
             security=options.security,
             api_keys=options.api_keys,
+            connection_share=_GRPC_SHARE,
         )
     except SecurityError as error:
         _log.error("the gateway cannot start: %s", error)
@@ -159,7 +164,13 @@ class _Gateway:
             responses=archive,
             deployment=self._backend.deployment,
         )
-        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
+        room = open_files.num_connections(open_files.raise_limit(), 1.0 - _GRPC_SHARE)
+        self._http = HttpServer(
+            app,
+            sockets,
+            shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S,
+            limits=Limits(request_s=KEEP_ALIVE_S, num_connections=room),
+        )
         _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
 
     def _add_archive(self, name: str) -> ResponseArchive:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -14,6 +15,9 @@ from google.protobuf.message import DecodeError
 from services.rpc.errors import ErrorTable, RpcError, to_status
 
 _log = logging.getLogger(__name__)
+
+# A message of 64 MiB needs 9 Mbit/s for that.
+_MESSAGE_TIMEOUT_S = 60.0
 
 _Handler = Any  # grpc.RpcMethodHandler: the four kinds differ by attributes, and its stub names none of them
 
@@ -44,12 +48,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
     def _wrap(self, handler: _Handler, method: str) -> _Handler:
         behavior = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        kind = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[(handler.request_streaming, handler.response_streaming)]
+        # Also for methods that take one message: left to itself, grpc lets a call wait for ever whose message never
+        # comes, and answers UNKNOWN to bytes that it cannot parse, before any handler sees them.
+        kind = grpc.stream_stream_rpc_method_handler
+        if not handler.response_streaming:
+            kind = grpc.stream_unary_rpc_method_handler
         if inspect.isasyncgenfunction(behavior):
             guarded: Callable[..., Any] = self._guard_generator(behavior, method)
         elif inspect.iscoroutinefunction(behavior):
@@ -61,10 +64,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if handler.request_streaming:
             return kind(guarded, read, handler.response_serializer)
 
-        # grpc would answer UNKNOWN to bytes that it cannot parse, before any handler sees them.
-        async def parsed(content: bytes, context: Any) -> Any:
+        async def parsed(messages: AsyncIterator[bytes], context: Any) -> Any:
             try:
-                request = read(content)
+                request = read(await _only_message(messages, method))
             except RpcError as error:
                 await self._abort(error, method, context)
             return await guarded(request, context)
@@ -113,6 +115,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             f"{method} failed with {type(error).__name__}; the log of this process has the details",
             reason="INTERNAL",
         )
+
+
+async def _only_message(messages: AsyncIterator[bytes], method: str) -> bytes:
+    try:
+        async with asyncio.timeout(_MESSAGE_TIMEOUT_S):
+            content = await anext(aiter(messages), None)
+    except TimeoutError:
+        raise RpcError(
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            f"{method} got no message within {_MESSAGE_TIMEOUT_S:g} s of the call's beginning; send it with the call",
+            reason="MESSAGE_TIMEOUT",
+        ) from None
+    if content is None:
+        message = f"{method} takes one message, and the call ended without any; send one, if an empty one"
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, message, reason="MESSAGE_MISSING")
+    return content
 
 
 def _strict(deserializer: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:

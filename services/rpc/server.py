@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from grpc_channelz.v1 import channelz, channelz_pb2
 
-from services.rpc import health, reflection
+from services.rpc import health, open_files, reflection
 from services.rpc.access import AccessInterceptor, TokenFile
 from services.rpc.certificates import Certificates
 from services.rpc.errors import ErrorTable
@@ -31,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 # A connection that has not said what HTTP/2 begins with by then is closed; gRPC's own limit is two minutes.
 _HANDSHAKE_TIMEOUT_MS = 10_000
+# Calls of one connection at one time; a client with more of them waits, or opens another connection.
+_MAX_STREAMS = 1024
+_IDLE_CONNECTION_MS = 15 * 60 * 1000
 
 _CHANNELZ_SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
 
@@ -49,8 +52,11 @@ class RpcServer:
         reuse_port: bool = False,
         security: Security = OPEN,
         api_keys: Sequence[str] = (),
+        connection_share: float = 1.0,
     ) -> None:
         """`api_keys` are accepted beside the tokens of `security`, for what clients of InferenceService do.
+
+        `connection_share` of the files this process may open are for callers of this server.
 
         Raises SecurityError when a flag of `security` cannot be honoured.
         """
@@ -58,7 +64,11 @@ class RpcServer:
         if security.cluster_token_file is not None:
             interceptors.insert(0, AccessInterceptor(TokenFile(security.cluster_token_file), api_keys=api_keys))
         self._credentials = _server_credentials(security)
-        self._server = grpc.aio.server(interceptors=interceptors, options=_options(reuse_port))
+        limit = open_files.raise_limit()
+        if (shortage := open_files.shortage(limit)) is not None:
+            _log.warning("%s", shortage)
+        num_connections = open_files.num_connections(limit, connection_share)
+        self._server = grpc.aio.server(interceptors=interceptors, options=_options(reuse_port, num_connections))
         self._reuse_port = reuse_port
         self._security = security
         self._service_names: list[str] = []
@@ -150,7 +160,7 @@ def check_doors(security: Security) -> None:
         TokenFile(security.cluster_token_file)
 
 
-def _options(reuse_port: bool) -> list[tuple[str, Any]]:
+def _options(reuse_port: bool, num_connections: int) -> list[tuple[str, Any]]:
     return [
         # Off: the default lets a second server take the same port silently.
         ("grpc.so_reuseport", int(reuse_port)),
@@ -165,5 +175,9 @@ def _options(reuse_port: bool) -> list[tuple[str, Any]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-        ("grpc.max_concurrent_streams", 10_000),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        # Beyond that a connection is closed as soon as it comes, and those that are there go on.
+        ("grpc.max_allowed_incoming_connections", num_connections),
+        # A connection without a call is given back; its client dials again when it has one.
+        ("grpc.max_connection_idle_ms", _IDLE_CONNECTION_MS),
     ]

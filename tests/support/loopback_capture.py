@@ -6,6 +6,8 @@ import socket
 import threading
 from types import TracebackType
 
+from tests.support.nodes import Node
+
 _ETH_P_ALL = 3
 _MAX_FRAME_BYTES = 65536 + 64
 
@@ -13,8 +15,12 @@ _MAX_FRAME_BYTES = 65536 + 64
 class LoopbackCapture:
     """Frames of `lo` between entering and leaving the block; `content` is their bytes one after the other."""
 
+    def __init__(self, node: Node | None = None) -> None:
+        """Of this machine, or of `node`."""
+        self._node = node
+
     def __enter__(self) -> LoopbackCapture:
-        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
+        self._socket = _packets() if self._node is None else self._node.call(_packets)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
         self._socket.bind(("lo", 0))
         self._socket.settimeout(0.2)
@@ -42,3 +48,7 @@ class LoopbackCapture:
             except TimeoutError:
                 if self._ended.is_set():
                     return
+
+
+def _packets() -> socket.socket:
+    return socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from muster import v1 as wire
-from muster.v1 import admin_pb2, coordinator_pb2, engine_pb2, inference_pb2, rendezvous_pb2
+from muster.v1 import admin_pb2, coordinator_pb2, engine_pb2, inference_pb2, peer_pb2, rendezvous_pb2
 
 from services.rpc.access import EVERYTHING, Role, TokenFile, parse_tokens, roles_for
 from services.rpc.channels import Dialer
@@ -27,7 +27,7 @@ TIMEOUT_S = 10.0
 
 SERVICES = [
     service
-    for module in (admin_pb2, coordinator_pb2, engine_pb2, inference_pb2, rendezvous_pb2)
+    for module in (admin_pb2, coordinator_pb2, engine_pb2, inference_pb2, peer_pb2, rendezvous_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 METHODS = [f"/{service.full_name}/{method.name}" for service in SERVICES for method in service.methods]

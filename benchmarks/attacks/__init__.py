@@ -1,0 +1,1 @@
+"""What a hostile or broken client does to a port, for `benchmarks.abuse`."""
