@@ -25,8 +25,8 @@ def check_smg(security: Security, api_keys: Sequence[str]) -> None:
     ]
     if locked:
         raise SecurityError(
-            f"--smg with {locked[0]}: the smg router dials its workers in plaintext and shows neither token nor key, so "
-            "its service would be a way around; leave one of the two out"
+            f"--smg with {locked[0]}: the smg router dials its workers in plaintext and shows neither token nor key, "
+            "so its service would be a way around; leave one of the two out"
         )
     if find_spec("smg_grpc_proto") is None:
         raise SecurityError("--smg needs the package smg-grpc-proto: install muster[smg]")

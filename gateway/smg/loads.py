@@ -38,7 +38,7 @@ class Throughput:
 def to_rows(
     ranks: Sequence[int], loads: Mapping[int, RankLoad], model: wire.ModelInfo, throughput: Throughput, now_s: float
 ) -> list[Any]:
-    """A row per rank of `ranks` that has a load; a rank without one has no row, which is not the same as an idle one."""
+    """A row per rank of `ranks` that has a load; one without has no row, which is not the same as an idle one."""
     return [
         _row(place, loads[rank], model, throughput.rate(loads[rank], now_s))
         for place, rank in enumerate(ranks)
