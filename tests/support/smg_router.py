@@ -45,8 +45,9 @@ class SmgRouter:
         print(output)  # pytest shows it when the test failed
 
     def wait_until_ready(self, num_workers: int) -> None:
-        """So many workers, virtual ones of --dp-aware included, take requests."""
+        """So many workers, virtual ones of --dp-aware included, take requests, and the tokenizer was fetched."""
         self.wait_for(lambda: self._num_ready() == num_workers, f"{num_workers} ready workers")
+        self.wait_for(lambda: httpx.get(f"{self.url}/v1/tokenizers", timeout=10).json()["tokenizers"], "a tokenizer")
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + _START_S
