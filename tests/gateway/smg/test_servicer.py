@@ -154,8 +154,10 @@ async def test_abort_by_id_ends_the_stream_and_the_engines_work() -> None:
         assert chunk.WhichOneof("response") == "chunk"
         await stub.Abort(smg.AbortRequest(request_ids=["mine", "unknown"]))
         async with asyncio.timeout(10):
-            responses = [response async for response in call]
-        assert responses[-1].complete.finish_reason == "abort"
+            while (response := await call.read()).WhichOneof("response") == "chunk":
+                pass
+            assert await call.read() == grpc.aio.EOF
+        assert response.complete.finish_reason == "abort"
         await eventually(lambda: cluster.engines[0].aborted, "the engine was told")
         await stub.Abort(smg.AbortRequest(request_ids=["mine"]))  # it ended: nothing to do
 
