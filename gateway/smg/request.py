@@ -66,7 +66,7 @@ def _request_id(given: str) -> str:
 
 
 def _rank(message: Any, ranks: Sequence[int]) -> int:
-    place = message.data_parallel_rank
+    place: int = message.data_parallel_rank
     if not 0 <= place < len(ranks):
         _refuse("data_parallel_rank", place, f"0 to {len(ranks) - 1}" if ranks else "to be unset, no rank is known")
     return ranks[place]

@@ -34,6 +34,9 @@ def cluster() -> Iterator[Cluster]:
 def router(cluster: Cluster) -> Iterator[SmgRouter]:
     with SmgRouter(cluster.grpc_target, flags=("--dp-aware", "--policy", "round_robin")) as router:
         router.wait_until_ready(2)
+        with httpx.Client(base_url=router.url, timeout=60) as client:
+            for _ in range(2):  # either rank has seen the prompt: from now on equal questions are computed equally
+                ask(client, max_tokens=1)
         yield router
 
 
