@@ -63,7 +63,7 @@ def test_a_stream_that_is_left_ends_in_the_engine(client: Client, cluster: Clust
     assert caught.value.violations[0].field == "prompt_token_ids[0]"
 
 
-def test_watching_and_operating(client: Client) -> None:
+def test_watching_and_operating(client: Client, cluster: Cluster) -> None:
     with client.watch_load(heartbeat_interval_s=0.1) as loads:
         assert any(snapshot.heartbeat for snapshot in loads)
     with client.watch_roster() as rosters:
@@ -73,8 +73,9 @@ def test_watching_and_operating(client: Client) -> None:
         assert (result.rank, result.code) == (0, 0)
         while next(states) != wire.RANK_STATE_DRAINING:
             pass
-        with pytest.raises(UnavailableError) as caught:
-            client.engine(0).generate([1], timeout_s=0.5)
+        hasty = Client(head=cluster.head_target, retries=False)
+        with hasty, pytest.raises(UnavailableError) as caught:
+            hasty.generate([1], rank=0)
         assert caught.value.reason == "ENGINE_DRAINING"
         client.undrain()
         while next(states) != wire.RANK_STATE_READY:
