@@ -1,4 +1,4 @@
-"""Listening, sharing ports, stopping, and clients that ping."""
+"""Listening, sharing ports, stopping, large messages. Clients that ping are in tests/benchmarks/test_silence.py."""
 
 from __future__ import annotations
 
@@ -173,21 +173,6 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await served.stub.GetDeployment(wire.GetDeploymentRequest(), timeout=5)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def impatient_channel(target: str) -> grpc.aio.Channel:
-    """Pings every second, the least that a client can ask for; three such pings offend a default server."""
-    options = [
-        ("grpc.keepalive_time_ms", 1000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-    return grpc.aio.insecure_channel(target, options=options)
-
-
-async def test_keepalive_pings_of_a_silent_stream_are_not_rejected() -> None:
-    async with serving(Slow(4.0), make_channel=impatient_channel) as served:
-        assert await served.stub.WatchRoster(wire.WatchRosterRequest()).read() == wire.WatchRosterResponse()
 
 
 class Greedy(Placeholder):
