@@ -106,8 +106,9 @@ async def test_todays_head_takes_a_later_engine() -> None:
         assert (await engine.receive()).welcome.rank == 1
         progress = wire.RegisterRequest(progress=wire.Progress(phase=phase, done=1, total=2))
         await engine.call.write(with_later_fields(progress))
-        roster = await head.until(lambda roster: roster.ranks[1].phase == phase)
-        assert roster.ranks[1].state == wire.RANK_STATE_JOINING
+        roster = await head.until(lambda roster: roster.ranks[1].phase_total == 2)
+        entry = roster.ranks[1]
+        assert (entry.state, entry.phase) == (wire.RANK_STATE_JOINING, wire.ENGINE_PHASE_UNSPECIFIED)
         await engine.call.write(with_later_fields(wire.RegisterRequest(ready=ready())))
         assert (await engine.receive()).WhichOneof("frame") == "accepted"
 
@@ -115,6 +116,7 @@ async def test_todays_head_takes_a_later_engine() -> None:
 async def test_todays_engine_takes_a_later_caller_and_names_what_it_cannot_do() -> None:
     method: Any = 77
     async with EngineUnderTest() as engine:
+        engine.load()
         stop = wire.StopConditions(max_tokens=3)
         request = with_later_fields(wire.GenerateRequest(prompt_token_ids=[3], stop=stop))
         responses = [response async for response in engine.stub.Generate(request)]

@@ -31,7 +31,7 @@ ZERO_MEANS = {
     "GenerationOptions": {"priority": "the default"},
     "GenerateRequest": {"priority": "the default"},
     "EmbedRequest": {"priority": "the default"},
-    "TokenLogprobs": {"rank": "nothing: ranks count from 1"},
+    "TokenLogprobs": {"token_id": "the id 0", "rank": "never: ranks count from 1"},
     "LoadStats": {"waiting": "none", "running": "none"},
     "ModelInfo": {
         "max_model_len": "never",
@@ -41,7 +41,7 @@ ZERO_MEANS = {
         "max_num_batched_tokens": "never",
     },
     "GetStatusResponse": {"incarnation": "never", "num_threads": "nothing loaded yet"},
-    "Hello": {"pid": "never", "incarnation": "never"},
+    "Hello": {"pid": "never", "incarnation": "never", "accepted_by": "no head"},
     "Finished": {"handle": "the handle 0"},
 }
 
