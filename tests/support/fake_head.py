@@ -33,7 +33,7 @@ class FakeHead:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        services = (
+        services: tuple[tuple[Any, object], ...] = (
             (wire.add_RendezvousServiceServicer_to_server, _Rendezvous(self)),
             (wire.add_CoordinatorServiceServicer_to_server, _Coordinator(self)),
         )

@@ -110,6 +110,7 @@ async def test_a_deadline_frees_its_blocks(engine: EngineUnderTest) -> None:
 
 async def test_the_metadata_may_say_which_rank_is_meant(engine: EngineUnderTest) -> None:
     key = "x-data-parallel-rank"
+    calls: Any
     for calls in (
         lambda **more: engine.stub.Generate(request_of([3]), **more),
         lambda **more: engine.stub.Attach(iter(()), **more),
