@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,6 +100,17 @@ def test_the_asynchronous_client_does_the_same(cluster: Cluster) -> None:
                     break
 
     asyncio.run(talk())
+
+
+def test_the_programs_of_the_page_run(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "client.md").read_text()
+    text, tokens, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program = (text + tokens).replace("127.0.0.1:8001", cluster.grpc_target)
+    exec(program.replace("127.0.0.1:29550", cluster.head_target), {})
+    said = capsys.readouterr().out
+    assert "{0: 0, 1: 0}" in said
+    assert "1 0 " in said
+    cluster.wait_for(lambda: cluster.state(1) == "READY", "an undrained rank")
 
 
 NIGHTLY = os.environ.get("MUSTER_NIGHTLY") == "1"
