@@ -173,6 +173,11 @@ class ClusterView:
             raise Loading(self._loading_message())
         return self._tokenizers.tokenizer
 
+    def tokenizer_archive(self) -> bytes:
+        """The zip that it was built from, see `gateway.tokenizer_archive`. Raises Loading before it was fetched."""
+        self.tokenizer()
+        return self._tokenizers.archive
+
     def progress(self) -> list[ports.RankProgress]:
         return [
             ports.RankProgress(

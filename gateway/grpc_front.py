@@ -6,7 +6,6 @@ Raises the gateway's errors; services/gateway maps them to statuses.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from gateway.generation_request import (
     PromptReport,
     TokenLogprob,
 )
-from gateway.grpc_request import DEFAULT_COMPLETION_TOKENS, CallFacts, read_metadata, to_generation_request
+from gateway.grpc_request import DEFAULT_COMPLETION_TOKENS, call_facts, to_generation_request
 from gateway.ports import Cluster, TextGenerator
 from gateway.prompts import check_size, off_loop
 from gateway.tokenizer import Tokenizer
@@ -35,7 +34,7 @@ class InferenceServicer(wire.InferenceServiceServicer):
         self._cluster = cluster
 
     async def Complete(self, request: wire.CompleteRequest, context: Any) -> AsyncIterator[wire.CompleteResponse]:
-        facts = _facts(context)
+        facts = call_facts(context)
         tokenizer = self._tokenizer(request.model)
         prompt = await _encode_prompt(request, tokenizer, self._model(request.model).max_model_len)
         generation = to_generation_request(request.options, prompt, facts, DEFAULT_COMPLETION_TOKENS)
@@ -44,7 +43,7 @@ class InferenceServicer(wire.InferenceServiceServicer):
                 yield wire.CompleteResponse(request_id=facts.request_id, delta=delta, usage=usage)
 
     async def Chat(self, request: wire.ChatRequest, context: Any) -> AsyncIterator[wire.ChatResponse]:
-        facts = _facts(context)
+        facts = call_facts(context)
         tokenizer = self._tokenizer(request.model)
         for turn in request.messages:
             check_size(turn.content, tokenizer, self._model(request.model).max_model_len, "messages")
@@ -104,13 +103,6 @@ class InferenceServicer(wire.InferenceServiceServicer):
             if not name or name in model.served_model_names:
                 return model
         raise ModelNotFound(name, [served for model in models for served in model.served_model_names])
-
-
-def _facts(context: Any) -> CallFacts:
-    remaining_s = context.time_remaining()
-    # A call without a deadline reports none, or centuries.
-    timeout_s = remaining_s if remaining_s is not None and remaining_s < 1e8 and math.isfinite(remaining_s) else None
-    return read_metadata(context.invocation_metadata() or (), timeout_s)
 
 
 async def _encode_prompt(request: wire.CompleteRequest, tokenizer: Tokenizer, max_model_len: int) -> Sequence[int]:

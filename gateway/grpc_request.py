@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from muster import v1 as wire
 
@@ -49,6 +50,14 @@ class CallFacts:
     rank: int | None = None
     traceparent: str = ""
     timeout_s: float | None = None
+
+
+def call_facts(context: Any) -> CallFacts:
+    """Of a gRPC call; raises as `read_metadata`."""
+    remaining_s = context.time_remaining()
+    # A call without a deadline reports none, or centuries.
+    timeout_s = remaining_s if remaining_s is not None and remaining_s < 1e8 and math.isfinite(remaining_s) else None
+    return read_metadata(context.invocation_metadata() or (), timeout_s)
 
 
 def read_metadata(metadata: Iterable[tuple[str, str | bytes]], timeout_s: float | None) -> CallFacts:

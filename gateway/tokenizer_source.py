@@ -35,6 +35,7 @@ class TokenizerSource:
         self._fingerprint: str | None = None
         self._warned = ""
         self.tokenizer: Tokenizer | None = None
+        self.archive = b""  # what it was built from
         # Why no rank's tokenizer can be used, for ever as far as one can tell; empty when that is not known.
         self.problem = ""
 
@@ -59,7 +60,8 @@ class TokenizerSource:
             if target is None:
                 continue
             try:
-                self.tokenizer = await self._build(await self._fetch(target))
+                archive = await self._fetch(target)
+                self.tokenizer, self.archive = await self._build(archive), archive
             except _Unusable as error:
                 unusable = f"rank {rank.rank} gave no usable tokenizer: {error}"
                 self._warn(unusable)

@@ -52,6 +52,7 @@ ONLY_HOME = {
     "jinja2": "gateway",
     "starlette": "gateway",
     "uvicorn": "gateway",
+    "smg_grpc_proto": "gateway/smg",
 }
 
 

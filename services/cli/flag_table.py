@@ -140,6 +140,8 @@ MAX_BODY_SIZE = Flag("--max-body-size", SERVER, "Largest request body; a larger 
                      32 << 20, metavar="SIZE", shown_default="32MiB")  # fmt: skip
 PING_INTERVAL = Flag("--ping-interval", SERVER, "Silence after which a stream gets a comment; 0 never.", values.seconds,
                      15.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+SMG = Flag("--smg", SERVER, "Serve the smg router too, on --grpc-port: it sees one vLLM worker with all ranks.", None,
+           False)  # fmt: skip
 RESPONSE_STORE_SIZE = Flag(
     "--response-store-size", SERVER, "Memory of a gateway for finished /v1/responses, to continue them; 0 keeps none.",
     values.num_bytes_or_none, 64 << 20, metavar="SIZE", shown_default="64MiB",
@@ -283,7 +285,7 @@ SERVE = (
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
-    RESPONSE_STORE_SIZE, RESPONSE_TTL,
+    SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS,
     SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, MAX_EARLY_DEATHS,
@@ -310,7 +312,7 @@ ENGINE = (
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE,
-    PING_INTERVAL, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
+    PING_INTERVAL, SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
     SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")

@@ -17,6 +17,7 @@ from services.cli.parser import build_parser
 from services.launcher.parent_death import end_with_parent
 
 EXIT_USAGE = 2
+_OURS = {"engine", "gateway", "muster", "services"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(namespace.run(namespace, os.environ))
     except FlagValueError as error:
         return _usage(namespace.prog, error)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.split(".")[0] in _OURS:
+            raise
+        return _usage(namespace.prog, _missing_text(missing.name))
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -48,6 +53,13 @@ def _unknown_text(argument: str, known: Sequence[str]) -> str:
         return f"unexpected argument {argument!r}"
     close = get_close_matches(argument.partition("=")[0], known, n=1)
     return f"unknown flag {argument}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def _missing_text(module: str) -> str:
+    return (
+        f"the Python module {module} is not installed here, perhaps because muster was installed for its client only; "
+        "install muster[cpu] or muster[cuda] to serve models, muster[gateway] for gateways, heads and these commands"
+    )
 
 
 def _usage(prog: str, error: Exception | str) -> int:

@@ -17,6 +17,7 @@ from services.models.checkpoint import ModelNotFoundError, resolve_model
 from services.rpc.listening import ListenError
 from services.rpc.security import SecurityError
 from services.rpc.server import check_doors
+from services.smg import check_smg
 
 
 def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -37,6 +38,8 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
     try:
         check(options)
         check_doors(options.security)
+        if options.smg:
+            check_smg(options.security, options.api_key)
     except (FlagCombinationError, SecurityError) as error:
         raise FlagValueError(str(error)) from None
     return options

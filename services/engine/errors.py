@@ -44,6 +44,16 @@ def unavailable(reason: str, message: str, retry_after_s: float = _RETRY_AFTER_S
     return RpcError(grpc.StatusCode.UNAVAILABLE, message, reason=reason, retry_after_s=retry_after_s)
 
 
+def wrong_rank(wanted: str, rank: int | None) -> RpcError:
+    has = "has no rank yet" if rank is None else f"is rank {rank}"
+    return RpcError(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        f"the call is for rank {wanted} and this engine {has}; the roster says where each rank is",
+        reason="WRONG_RANK",
+        metadata={} if rank is None else {"rank": str(rank)},
+    )
+
+
 def step_failed(message: str) -> RpcError:
     """A request that the engine's own fault ended; the fault may be gone on another rank."""
     return RpcError(

@@ -224,12 +224,14 @@ class EngineProcess:
     async def _announce_serving(self) -> None:
         """Health says SERVING while requests are admitted: from the head's acceptance on, except in a drain.
 
-        The process as a whole, "", is as ready as its EngineService, as it is with gateways.
+        The process as a whole, "", is as ready as its EngineService, as it is with gateways. The name with the rank is
+        the one that the head serves for all ranks.
         """
         while True:
             snapshot = self._state.now
             serving = snapshot.accepted and not snapshot.draining and not snapshot.stop_reason
-            for name in ("", ENGINE_SERVICE):
+            own = () if snapshot.rank is None else (f"{ENGINE_SERVICE}/rank-{snapshot.rank}",)
+            for name in ("", ENGINE_SERVICE, *own):
                 self._server.set_serving(name, serving)
             await self._state.newer_than(self._state.version)
 

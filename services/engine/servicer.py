@@ -19,6 +19,7 @@ from services.engine.load_feed import LoadFeed
 from services.engine.mailboxes import Delta, Mailbox
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
+from services.rpc import metadata
 from services.rpc.errors import invalid_field
 from services.version import __version__
 
@@ -45,6 +46,10 @@ class EngineServicer(wire.EngineServiceServicer):
             stream.end()
 
     async def Generate(self, request: wire.GenerateRequest, context: _Context) -> AsyncIterator[wire.GenerateResponse]:
+        self._check_rank(context)
+        trace = metadata.value_of(context, metadata.TRACEPARENT_KEY)
+        if trace:
+            _log.debug("request %r continues trace %r", request.request_id, trace)
         mailbox = Mailbox()
         key = self._intake.submit(request, mailbox)
         # A call that is cancelled while a message is being written leaves this generator to the garbage collector;
@@ -66,6 +71,7 @@ class EngineServicer(wire.EngineServiceServicer):
     async def Attach(
         self, request_iterator: AsyncIterator[wire.AttachRequest], context: _Context
     ) -> AsyncIterator[wire.AttachResponse]:
+        self._check_rank(context)
         frames = aiter(request_iterator)
         opened = attachment.check_open(await anext(frames, None))
         snapshot = self._state.now
@@ -94,6 +100,7 @@ class EngineServicer(wire.EngineServiceServicer):
             _log.info("gateway %r detached", opened.gateway)
 
     async def Embed(self, request: wire.EmbedRequest, context: _Context) -> wire.EmbedResponse:
+        self._check_rank(context)
         call = EmbeddingCall(self._intake)
         try:
             return await call.run(request)
@@ -148,6 +155,18 @@ class EngineServicer(wire.EngineServiceServicer):
             yield convert.to_step_stats(stats)
             if min_interval_s > 0:
                 await self._load_feed.pause(min_interval_s)
+
+    def _check_rank(self, context: _Context) -> None:
+        """A caller may say which rank it means, so that an old address does not lead it to another one."""
+        wanted = metadata.value_of(context, metadata.RANK_KEY)
+        rank = self._state.now.rank
+        if wanted is None or wanted == str(rank):
+            return
+        if not (wanted.isascii() and wanted.isdecimal()):
+            raise invalid_field(
+                metadata.RANK_KEY, f"is {wanted[:20]!r} in the metadata; send a global rank, a decimal number"
+            )
+        raise errors.wrong_rank(wanted, rank)
 
 
 def _when_over(context: _Context, act: Callable[[], object]) -> None:

@@ -27,6 +27,7 @@ from gateway.settings import AppSettings
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.gateway.guarded_peers import GuardedPeers
+from services.gateway.prefix_caches import reset_prefix_caches
 from services.launcher.listening import listen_http
 from services.launcher.plan import join_host_port
 from services.rpc import open_files
@@ -36,6 +37,7 @@ from services.rpc.listening import ListenError, is_wildcard
 from services.rpc.runtime import stop_event
 from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import RpcServer
+from services.smg import check_smg
 from services.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -78,6 +80,7 @@ class GatewayOptions:
     root_path: str = ""
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
+    smg: bool = False  # serve the smg router on the gRPC port too
     response_store_bytes: int = 64 << 20
     response_ttl_s: float = 86_400.0
     shutdown_timeout_s: float = 30.0
@@ -90,6 +93,8 @@ async def run_gateway(options: GatewayOptions) -> int:
     """Serves until SIGTERM or SIGINT, after which running answers may finish; returns the exit code."""
     stop = stop_event()
     try:
+        if options.smg:
+            check_smg(options.security, options.api_keys)
         rpc = RpcServer(
             error_tables=[gateway_error_table],
             reuse_port=options.reuse_port,
@@ -153,6 +158,7 @@ class _Gateway:
         guarded = GuardedInference(servicer, options.api_keys) if guards_itself else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
         archive = self._add_archive(entry.name)
+        self._smg_service = self._add_smg() if options.smg else None
         self._lifecycle = Lifecycle()
         app = build_app(
             generator=self._backend.generator,
@@ -188,6 +194,22 @@ class _Gateway:
         self._rpc.add(PEER_SERVICE, wire.add_PeerServiceServicer_to_server, guarded)
         return ResponseArchive(store, gateway=name, peers=peers)
 
+    def _add_smg(self) -> str:
+        """The smg router's service, whose package is an extra."""
+        from gateway.smg.servicer import SERVICE_NAME, SmgServicer, add_to_server
+
+        options = self._options
+        dial = Dialer(options.security).dial
+        servicer = SmgServicer(
+            generator=self._backend.generator,
+            embedder=self._backend.embedder,
+            cluster=self._backend.cluster,
+            flush_cache=lambda: reset_prefix_caches(dial, options.head_target, options.ranks),
+            product_version=__version__,
+        )
+        self._rpc.add(SERVICE_NAME, add_to_server, servicer)
+        return SERVICE_NAME
+
     async def run(self, stop: asyncio.Event) -> str:
         """Ends after `stop`, or with the reason why this gateway can never serve."""
         self._backend.start()
@@ -222,6 +244,8 @@ class _Gateway:
                 self._rpc.set_serving("", ready)
                 self._rpc.set_serving(INFERENCE_SERVICE, ready)
                 self._rpc.set_serving(PEER_SERVICE, ready)
+                if self._smg_service is not None:
+                    self._rpc.set_serving(self._smg_service, ready)
                 was_ready = ready
             await asyncio.sleep(_READINESS_POLL_S)
 

@@ -57,6 +57,7 @@ class ServeOptions:
     root_path: str
     max_body_size: int
     ping_interval: float
+    smg: bool
     response_store_size: int
     response_ttl: float
     max_num_seqs: int
@@ -280,6 +281,11 @@ def _check_headless(options: ServeOptions) -> None:
     if options.num_local_ranks < 1:
         raise FlagCombinationError(
             "--headless with --data-parallel-size-local 0 would run nothing: give 1 or more local ranks"
+        )
+    if options.smg:
+        raise FlagCombinationError(
+            "--headless with --smg: a headless node runs no gateways that the smg router could reach; leave --smg out "
+            "here and give it on the head node"
         )
     if options.api_server_count:
         raise FlagCombinationError(

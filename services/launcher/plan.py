@@ -168,6 +168,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--metrics-dir", str(places.metrics_dir)]
     arguments += _given("--request-timeout", options.request_timeout)
     arguments += ["--max-body-size", str(options.max_body_size), "--ping-interval", _number(options.ping_interval)]
+    arguments += ["--smg"] if options.smg else []
     arguments += ["--open-metrics"] if options.open_metrics else []
     arguments += ["--response-store-size", str(options.response_store_size)]
     arguments += ["--response-ttl", _number(options.response_ttl)]

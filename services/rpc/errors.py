@@ -17,6 +17,8 @@ ERROR_DOMAIN = "muster.dev"
 _MAX_MESSAGE_CHARS = 1000
 _MAX_STATUS_BYTES = 3500
 _DETAILS_KEY = "grpc-status-details-bin"
+# What gRPC's own retries go by (gRFC A6); they do not look into details.
+_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class RpcStatus:
 
     code: grpc.StatusCode
     details: str
-    trailing_metadata: tuple[tuple[str, bytes], ...]
+    trailing_metadata: tuple[tuple[str, str | bytes], ...]
 
 
 def invalid_field(field: str, description: str, *, reason: str = "INVALID_REQUEST") -> RpcError:
@@ -93,7 +95,10 @@ def to_status(error: RpcError) -> RpcStatus:
     if error.violations:
         room = _MAX_STATUS_BYTES - status.ByteSize()
         status.details.add().Pack(_bad_request(error.violations, room))
-    return RpcStatus(error.code, message, ((_DETAILS_KEY, status.SerializeToString()),))
+    trailers: list[tuple[str, str | bytes]] = [(_DETAILS_KEY, status.SerializeToString())]
+    if error.retry_after_s is not None:
+        trailers.append((_PUSHBACK_KEY, str(math.ceil(error.retry_after_s * 1000))))
+    return RpcStatus(error.code, message, tuple(trailers))
 
 
 def describe(error: grpc.RpcError) -> RpcError:

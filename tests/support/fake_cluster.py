@@ -22,6 +22,7 @@ from gateway.generation_request import (
 from services.rpc.channels import dial
 from tests.support.fake_engine import EngineScript, FakeEngine
 from tests.support.fake_head import FakeHead
+from tests.support.later_contract import LaterContract
 from tests.support.older_contract import OlderContract
 from tests.support.waiting import eventually
 
@@ -93,11 +94,11 @@ async def fake_cluster(
     *scripts: EngineScript,
     limits: GenerationLimits | None = None,
     scope: Sequence[int] | None = None,
-    contract: OlderContract | None = None,
+    contract: OlderContract | LaterContract | None = None,
 ) -> AsyncIterator[FakeCluster]:
     """One engine per script, all ready and attached. Checks at the end that no task was left behind."""
     before = asyncio.all_tasks()
-    head = FakeHead()
+    head = FakeHead(contract=contract)
     engines = [
         FakeEngine(rank=rank, script=script, contract=contract)
         for rank, script in enumerate(scripts or (EngineScript(),))

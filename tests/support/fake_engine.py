@@ -12,6 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from tests.support.byte_tokenizer import END_OF_TEXT, VOCAB_SIZE, tokenizer_archive
+from tests.support.later_contract import LaterContract
 from tests.support.older_contract import OlderContract
 
 _CHUNK_BYTES = 1024
@@ -75,7 +76,7 @@ class FakeEngine:
     script: EngineScript = field(default_factory=EngineScript)
     max_model_len: int = 4096
     served_model_names: tuple[str, ...] = ("tiny",)
-    contract: OlderContract | None = None  # its stubs are of an earlier contract than the gateway's
+    contract: OlderContract | LaterContract | None = None  # its stubs are of another contract than the gateway's
     target: str = ""
     submitted: list[wire.GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)

@@ -10,6 +10,9 @@ from typing import Any
 import grpc
 from muster import v1 as wire
 
+from tests.support.later_contract import LaterContract
+from tests.support.older_contract import OlderContract
+
 
 @dataclass(eq=False)
 class FakeHead:
@@ -21,6 +24,7 @@ class FakeHead:
     gateways: list[wire.GatewayEntry] = field(default_factory=list)
     target: str = ""
     num_load_watchers: int = 0
+    contract: OlderContract | LaterContract | None = None  # its stubs are of another contract than the gateway's
 
     def __post_init__(self) -> None:
         self._sequence = 0
@@ -29,8 +33,15 @@ class FakeHead:
 
     async def start(self, address: str = "127.0.0.1:0") -> None:
         self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        wire.add_RendezvousServiceServicer_to_server(_Rendezvous(self), self._server)
-        wire.add_CoordinatorServiceServicer_to_server(_Coordinator(self), self._server)
+        services: tuple[tuple[Any, object], ...] = (
+            (wire.add_RendezvousServiceServicer_to_server, _Rendezvous(self)),
+            (wire.add_CoordinatorServiceServicer_to_server, _Coordinator(self)),
+        )
+        for register, servicer in services:
+            if self.contract is None:
+                register(servicer, self._server)
+            else:
+                self.contract.add(register, servicer, self._server)
         port = self._server.add_insecure_port(address)
         self.target = address if address.startswith("unix:") else f"127.0.0.1:{port}"
         await self._server.start()

@@ -28,6 +28,11 @@ if _version_not_supported:
 class EngineServiceStub:
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     def __init__(self, channel):
@@ -81,6 +86,11 @@ class EngineServiceStub:
 class EngineServiceServicer:
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     def Generate(self, request, context):
@@ -223,6 +233,11 @@ def add_EngineServiceServicer_to_server(servicer, server):
 class EngineService:
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     @staticmethod

@@ -29,6 +29,11 @@ GRPC_VERSION: str
 class EngineServiceStub:
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     @_typing.overload
@@ -93,6 +98,11 @@ class EngineServiceStub:
 class EngineServiceAsyncStub(EngineServiceStub):
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -153,6 +163,11 @@ class EngineServiceAsyncStub(EngineServiceStub):
 class EngineServiceServicer(metaclass=_abc_1.ABCMeta):
     """EngineService runs on every engine, one engine per data-parallel rank. It
     knows token ids only; text is InferenceService's business.
+
+    Metadata understood on Generate, Attach and Embed: "x-data-parallel-rank", the
+    global rank that the caller means: another engine, at an address that this
+    rank had once, answers FAILED_PRECONDITION with reason WRONG_RANK. Generate
+    also takes "traceparent"; a request of an Attach stream has it in Submit.
     """
 
     @_abc_1.abstractmethod

@@ -23,6 +23,8 @@ REFUSED = [
      ["--headless", "--api-server-count 2", "leave"]),
     ("headless with hybrid", "-dp 4 -dpl 2 -dpa h --headless -dph",
      ["--headless", "--data-parallel-hybrid-lb", "leave"]),
+    ("headless with the smg router", "--headless -dpa h --smg",
+     ["--headless", "--smg", "leave"]),
     ("headless without local ranks", "-dp 4 -dpl 0 -dpa h --headless",
      ["--headless", "--data-parallel-size-local 0", "1 or more"]),
     ("hybrid without a local size", "-dp 4 -dph",

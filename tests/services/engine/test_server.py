@@ -168,6 +168,7 @@ async def test_an_engine_registers_before_it_loads_and_serves_after(head_target:
         assert (entry.state, list(entry.targets)) == (wire.RANK_STATE_READY, list(engine.state.targets))
         await health_reaches(channel, SERVING)
         assert await health(channel, "") == SERVING
+        assert await health(channel, f"{ENGINE_SERVICE}/rank-1") == SERVING
 
 
 async def health_reaches(channel: grpc.aio.Channel, status: int) -> None:

@@ -108,6 +108,33 @@ async def test_a_deadline_frees_its_blocks(engine: EngineUnderTest) -> None:
     await engine.idle()
 
 
+async def test_the_metadata_may_say_which_rank_is_meant(engine: EngineUnderTest) -> None:
+    key = "x-data-parallel-rank"
+    calls: Any
+    for calls in (
+        lambda **more: engine.stub.Generate(request_of([3]), **more),
+        lambda **more: engine.stub.Attach(iter(()), **more),
+    ):
+        error = await failure_of(calls(metadata=((key, "7"),)))
+        assert (error.code, error.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_RANK")
+        assert error.metadata == {"rank": str(engine.state.now.rank)}
+        error = await failure_of(calls(metadata=((key, "one"),)))
+        assert error.violations[0].field == key
+        error = await failure_of(calls(metadata=((key, "0"), (key, "0"))))
+        assert "comes 2 times" in error.message
+    own = ((key, str(engine.state.now.rank)),)
+    assert [r async for r in engine.stub.Generate(request_of([3]), metadata=own)][-1].HasField("usage")
+
+
+async def test_a_trace_of_the_metadata_is_told(engine: EngineUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with caplog.at_level("DEBUG", logger="services.engine.servicer"):
+        request = request_of([3], request_id="traced")
+        async for _ in engine.stub.Generate(request, metadata=(("traceparent", trace),)):
+            pass
+    assert f"request 'traced' continues trace {trace!r}" in caplog.messages
+
+
 async def test_a_slow_reader_finds_merged_deltas(engine: EngineUnderTest) -> None:
     """The reader stops reading; flow control fills up; the engine goes on; nothing is lost or doubled."""
     call = engine.stub.Generate(request_of([1], ENDLESS, logprobs=20))

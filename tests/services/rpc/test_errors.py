@@ -34,5 +34,13 @@ def test_a_retry_delay_is_never_rounded_to_nothing() -> None:
     assert error.reason == "BUSY"
 
 
+def test_grpcs_own_retries_hear_of_the_delay_too() -> None:
+    code = grpc.StatusCode.UNAVAILABLE
+    later = dict(to_status(RpcError(code, "later", reason="LATER", retry_after_s=0.0015)).trailing_metadata)
+    assert later["grpc-retry-pushback-ms"] == "2"
+    never = dict(to_status(RpcError(code, "no", reason="NO")).trailing_metadata)
+    assert "grpc-retry-pushback-ms" not in never
+
+
 def test_any_grpc_error_can_be_described() -> None:
     assert describe(grpc.RpcError("odd")).code is grpc.StatusCode.UNKNOWN

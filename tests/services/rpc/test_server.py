@@ -1,9 +1,10 @@
-"""Listening, sharing ports, stopping, and clients that ping."""
+"""Listening, sharing ports, stopping, large messages. Clients that ping are in tests/benchmarks/test_silence.py."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -174,16 +175,35 @@ async def test_stop_lets_running_calls_finish_and_refuses_new_ones() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def impatient_channel(target: str) -> grpc.aio.Channel:
-    """Pings every second, the least that a client can ask for; three such pings offend a default server."""
-    options = [
-        ("grpc.keepalive_time_ms", 1000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-    return grpc.aio.insecure_channel(target, options=options)
+class Greedy(Placeholder):
+    """Says how much it was sent, in a message of the wanted size."""
+
+    async def GetDeployment(self, request: Any, context: Any) -> wire.GetDeploymentResponse:
+        return wire.GetDeploymentResponse(product_version="x" * (5 << 20))
+
+    async def Register(self, request_iterator: Any, context: Any) -> AsyncIterator[wire.RegisterResponse]:
+        async for request in request_iterator:
+            yield wire.RegisterResponse(welcome=wire.Welcome(rank=len(request.hello.product_version)))
 
 
-async def test_keepalive_pings_of_a_silent_stream_are_not_rejected() -> None:
-    async with serving(Slow(4.0), make_channel=impatient_channel) as served:
-        assert await served.stub.WatchRoster(wire.WatchRosterRequest()).read() == wire.WatchRosterResponse()
+async def test_a_message_that_is_too_large_is_refused_with_both_sizes() -> None:
+    async with serving(Greedy()) as served:
+        call: Any = served.stub.Register()
+        await call.write(wire.RegisterRequest(hello=wire.Hello(product_version="x" * (60 << 20))))
+        assert (await call.read()).welcome.rank == 60 << 20
+        await call.write(wire.RegisterRequest(hello=wire.Hello(product_version="x" * (65 << 20))))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert re.search(r"larger than max \(\d+ vs. 67108864\)", caught.value.details() or "")
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_compression_is_the_clients_choice(compression: grpc.Compression) -> None:
+    def channel(target: str) -> grpc.aio.Channel:
+        large = [("grpc.max_receive_message_length", 8 << 20)]
+        return grpc.aio.insecure_channel(target, compression=compression, options=large)
+
+    async with serving(Greedy(), make_channel=channel) as served:
+        answer = await served.stub.GetDeployment(wire.GetDeploymentRequest(), timeout=10)
+        assert len(answer.product_version) == 5 << 20
