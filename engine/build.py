@@ -309,6 +309,7 @@ def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None
         fingerprint=fingerprint,
         embedding_size=checkpoint.config.hidden_size,
         default_sampling=checkpoint.default_sampling,
+        num_experts=0 if checkpoint.config.experts is None else checkpoint.config.experts.num_experts,
     )
 
 

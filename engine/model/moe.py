@@ -1,0 +1,72 @@
+"""A mixture of experts: each token goes to the few experts that its router gives the highest probability.
+
+Letters: T tokens, H hidden, E experts of the layer, A experts of one token, P = T * A pairs of token and expert.
+Sources of the definitions: Mixtral (arXiv 2401.04088), Qwen2-MoE and Qwen3-MoE as Hugging Face's config.json describes
+them (`num_experts_per_tok`, `norm_topk_prob`, `shared_expert_intermediate_size`).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.model.config import ExpertConfig
+from engine.model.feed_forward import FeedForward
+from engine.model.weight_loader import WeightLoader
+
+
+class MixtureOfExperts:
+    """One layer's router and experts."""
+
+    def __init__(self, prefix: str, config: ExpertConfig, load: WeightLoader) -> None:
+        self._num_experts = config.num_experts
+        self._num_active = config.num_active
+        self._normalised = config.normalised
+        self._router = load.linear([f"{prefix}.gate"])
+        self._experts = LocalExperts(
+            [FeedForward(f"{prefix}.experts.{expert}", load) for expert in range(config.num_experts)]
+        )
+        self._shared = self._shared_gate = None
+        if config.shared_intermediate_size:
+            self._shared = FeedForward(f"{prefix}.shared_expert", load)
+            self._shared_gate = load.linear([f"{prefix}.shared_expert_gate"])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, H]. Returns [T, H]."""
+        weights, chosen = self._route(x)
+        order = chosen.flatten().argsort(stable=True)  # [P] pairs by expert
+        counts = torch.bincount(chosen.flatten(), minlength=self._num_experts)  # [E]
+        sorted_out = self._experts(x[order // self._num_active], counts.tolist())
+        out = torch.empty_like(sorted_out)
+        out[order] = sorted_out
+        # Summed in the order of the token's own experts, whoever computed them and beside whom.
+        out = (out.view(len(x), self._num_active, -1) * weights[:, :, None]).sum(dim=1)
+        if self._shared is not None and self._shared_gate is not None:
+            out += self._shared_gate(x).sigmoid() * self._shared(x)
+        return out
+
+    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, H]. Returns the weights and the numbers of each token's experts, [T, A] each, the heaviest first."""
+        probabilities = F.softmax(self._router(x), dim=-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self._num_active, dim=-1)
+        if self._normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(x.dtype), chosen
+
+
+class LocalExperts:
+    """Experts of one layer that lie in this process."""
+
+    def __init__(self, experts: list[FeedForward]) -> None:
+        self._experts = experts
+
+    def __call__(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """rows: [P, H], those of the first expert first; counts: [E] how many are each one's. Returns [P, H]."""
+        out = torch.empty_like(rows)
+        begin = 0
+        for expert, count in zip(self._experts, counts, strict=True):
+            if count:
+                out[begin : begin + count] = expert(rows[begin : begin + count])
+                begin += count
+        return out
