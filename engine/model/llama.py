@@ -20,6 +20,7 @@ from engine.model.moe import MixtureOfExperts
 from engine.model.rope import inverse_frequencies, rotate, rotation
 from engine.model.weight_loader import WeightLoader
 from engine.model.weights import WeightSource
+from engine.parallel.exchange import ExpertExchange
 
 
 class Llama:
@@ -32,8 +33,10 @@ class Llama:
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
-        """Loads all weights. `progress` is called with layers loaded and their number."""
+        """Loads all weights; with `exchange`, of the experts only this rank's. `progress` is called with layers loaded
+        and their number."""
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -42,7 +45,7 @@ class Llama:
         self._embedding = load.tensor("model.embed_tokens.weight")  # [V, H]
         self._layers = []
         for index in range(config.num_layers):
-            self._layers.append(_Layer(index, config, load))
+            self._layers.append(_Layer(index, config, load, exchange))
             progress(index + 1, config.num_layers)
         self._norm = RmsNorm(load.tensor("model.norm.weight"), config.rms_norm_eps)
         head = self._embedding if config.tied_embeddings else load.tensor("lm_head.weight")
@@ -78,7 +81,7 @@ class Llama:
 class _Layer:
     """Attention, then the feed-forward network or the experts, each on the normalised residual stream."""
 
-    def __init__(self, index: int, config: ModelConfig, load: WeightLoader) -> None:
+    def __init__(self, index: int, config: ModelConfig, load: WeightLoader, exchange: ExpertExchange | None) -> None:
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         eps = config.rms_norm_eps
@@ -101,7 +104,7 @@ class _Layer:
         if experts is None:
             self.feed_forward = FeedForward(mlp, load, bias=config.mlp_bias)
         else:
-            self.feed_forward = MixtureOfExperts(mlp, experts, load)
+            self.feed_forward = MixtureOfExperts(mlp, experts, load, exchange)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend) -> Tensor:
         """x: [T, H]; cos, sin: [T, 1, D / 2]. Returns [T, H]."""

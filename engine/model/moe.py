@@ -14,30 +14,35 @@ from torch import Tensor
 from engine.model.config import ExpertConfig
 from engine.model.feed_forward import FeedForward
 from engine.model.weight_loader import WeightLoader
+from engine.parallel.exchange import ExpertExchange
 
 
 class MixtureOfExperts:
     """One layer's router and experts."""
 
-    def __init__(self, prefix: str, config: ExpertConfig, load: WeightLoader) -> None:
+    def __init__(
+        self, prefix: str, config: ExpertConfig, load: WeightLoader, exchange: ExpertExchange | None = None
+    ) -> None:
+        """With `exchange` only this rank's share of the experts is loaded, and tokens go to the others' through it."""
         self._num_experts = config.num_experts
         self._num_active = config.num_active
         self._normalised = config.normalised
         self._router = load.linear([f"{prefix}.gate"])
-        self._experts = LocalExperts(
-            [FeedForward(f"{prefix}.experts.{expert}", load) for expert in range(config.num_experts)]
-        )
+        own = range(config.num_experts) if exchange is None else exchange.placement.own(config.num_experts)
+        self._experts = LocalExperts([FeedForward(f"{prefix}.experts.{expert}", load) for expert in own])
+        self._exchange = exchange
         self._shared = self._shared_gate = None
         if config.shared_intermediate_size:
             self._shared = FeedForward(f"{prefix}.shared_expert", load)
             self._shared_gate = load.linear([f"{prefix}.shared_expert_gate"])
+        self._no_rows = load.tensor(f"{prefix}.gate.weight")[:0]  # [0, H]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, H]. Returns [T, H]."""
         weights, chosen = self._route(x)
         order = chosen.flatten().argsort(stable=True)  # [P] pairs by expert
         counts = torch.bincount(chosen.flatten(), minlength=self._num_experts)  # [E]
-        sorted_out = self._experts(x[order // self._num_active], counts.tolist())
+        sorted_out = self._compute(x[order // self._num_active], counts)
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
         # Summed in the order of the token's own experts, whoever computed them and beside whom.
@@ -45,6 +50,17 @@ class MixtureOfExperts:
         if self._shared is not None and self._shared_gate is not None:
             out += self._shared_gate(x).sigmoid() * self._shared(x)
         return out
+
+    def serve(self) -> None:
+        """Computes other ranks' tokens, in an exchange without any of this rank."""
+        with torch.inference_mode():
+            self._compute(self._no_rows, torch.zeros(self._num_experts, dtype=torch.int64, device=self._no_rows.device))
+
+    def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """rows: [P, H], those of the first expert first; counts: [E]. Returns [P, H]."""
+        if self._exchange is None:
+            return self._experts(rows, counts.tolist())
+        return self._exchange(rows, counts, self._experts)
 
     def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, H]. Returns the weights and the numbers of each token's experts, [T, A] each, the heaviest first."""
