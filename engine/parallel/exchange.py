@@ -78,7 +78,7 @@ class ExpertExchange:
         theirs = counts.new_empty(group.size * num_own)
         group.all_to_all(theirs, counts, [num_own] * group.size, placed)
         self.bytes_sent += (num_experts - num_own) * counts.itemsize
-        sent = [int(part.sum()) for part in counts.cpu().split(placed)]
+        sent = [int(part.sum()) for part in torch.split(counts.cpu(), placed)]
         return sent, theirs.view(group.size, num_own)
 
     def _swap_rows(self, group: Collectives, rows: Tensor, received: list[int], sent: list[int]) -> Tensor:

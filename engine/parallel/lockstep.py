@@ -127,8 +127,10 @@ class Lockstep:
             raise GroupBrokenError("the wave has no group")
         own = self._member.vote(has_work=core.has_work)
         has_work, no_pause = group.maximum((own.has_work, not own.wants_pause))
-        self._say(self._member.agreed(Vote(bool(has_work), not no_pause), has_work=core.has_work))
-        return self._member.running
+        outcome = Vote(bool(has_work), not no_pause)
+        self._say(self._member.agreed(outcome, has_work=core.has_work))
+        # And not `running`: the next wave may be on already, and it begins with a vote of its own.
+        return outcome.has_work and not outcome.wants_pause
 
     def _step(self, core: EngineCore) -> StepResult | None:
         result, failure = None, None

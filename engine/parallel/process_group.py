@@ -6,6 +6,7 @@ Nothing here is authenticated or encrypted: docs/moe.md says where such a group 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
@@ -14,12 +15,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
 
 from engine.errors import GroupBrokenError
 
 log = logging.getLogger(__name__)
+
+# The classes that make one group without a global one are exported, and not typed.
+dist: Any = torch.distributed
 
 # How often a waiting member shows that it is alive.
 _WAIT_SLICE_S = 0.25
@@ -117,7 +121,7 @@ class ProcessGroup:
                 return
             self._await(work)
         except RuntimeError as error:
-            self._broken = self._broken or _first_line(error)
+            self._broken = self._broken or _cause(error)
             raise GroupBrokenError(self._broken) from error
 
     def _await(self, work: Any) -> None:
@@ -166,14 +170,13 @@ def form_group(
     store_host, port = split_address(target)
     timeout = timedelta(seconds=timeout_s)
     try:
-        store = dist.TCPStore(
-            store_host, port, size, listener is not None, timeout, False, False, listener and listener.detach()
-        )
+        descriptor = None if listener is None else listener.detach()
+        store = dist.TCPStore(store_host, port, size, descriptor is not None, timeout, False, False, descriptor)
         prefixed = dist.PrefixStore(f"epoch {epoch}", store)
         made = _nccl(prefixed, index, size) if device.type == "cuda" else _gloo(prefixed, index, size, address)
         group = ProcessGroup(made, store, epoch=epoch, index=index, size=size, device=device, on_wait=on_wait)
     except (RuntimeError, ValueError) as error:
-        raise GroupBrokenError(f"the group of epoch {epoch} was not formed: {_first_line(error)}") from error
+        raise GroupBrokenError(f"the group of epoch {epoch} was not formed: {_cause(error)}") from error
     greatest, least = group.maximum((fingerprint, -fingerprint))
     if greatest != -least:
         raise GroupBrokenError(
@@ -198,6 +201,8 @@ def _nccl(store: Any, index: int, size: int) -> Any:
     return dist.ProcessGroupNCCL(store, index, size, options)
 
 
-def _first_line(error: Exception) -> str:
+def _cause(error: Exception) -> str:
+    """The first sentence, without the place in the library's source in front."""
     lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    sentence = re.sub(r"^\[[^\]]*/[^\]]*\] *", "", lines[0]).partition(". ")[0] if lines else ""
+    return sentence or type(error).__name__

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,10 +179,9 @@ def group_of_threads(directory: Path, size: int, **changes: Any) -> Iterator[tup
     group = Group(size)
     ranks: list[EngineRank] = []
     try:
-        for rank in range(size):
-            ranks.append(
-                EngineRank(directory, rank, size, "127.0.0.1", lambda m, rank=rank: group.tell(rank, m), **changes)  # type: ignore[misc]
-            )
+        for number in range(size):
+            tell = partial(group.tell, number)
+            ranks.append(EngineRank(directory, number, size, "127.0.0.1", tell, **changes))
         group.hear = [rank.hear for rank in ranks]
         group.start()
         group.wait_formed()

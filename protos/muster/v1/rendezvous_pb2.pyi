@@ -84,6 +84,10 @@ class _EnginePhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EnginePha
     """First forward passes."""
     ENGINE_PHASE_SERVING: _EnginePhase.ValueType  # 5
     """Ready to serve."""
+    ENGINE_PHASE_FORMING_GROUP: _EnginePhase.ValueType  # 6
+    """The model is loaded, and the ranks that compute in lockstep wait for each
+    other; comes before SERVING.
+    """
 
 class EnginePhase(_EnginePhase, metaclass=_EnginePhaseEnumTypeWrapper):
     """EnginePhase is what a joining engine is busy with."""
@@ -100,6 +104,10 @@ ENGINE_PHASE_WARMING_UP: EnginePhase.ValueType  # 4
 """First forward passes."""
 ENGINE_PHASE_SERVING: EnginePhase.ValueType  # 5
 """Ready to serve."""
+ENGINE_PHASE_FORMING_GROUP: EnginePhase.ValueType  # 6
+"""The model is loaded, and the ranks that compute in lockstep wait for each
+other; comes before SERVING.
+"""
 Global___EnginePhase: _TypeAlias = EnginePhase  # noqa: Y015
 
 @_typing.final
