@@ -67,7 +67,9 @@ class Lockstep:
 
     def form(self, epoch: int, *, is_first: bool) -> bool:
         """Whether to form the group of that epoch; then call `formed` or `failed`."""
-        return self._member.form(epoch, is_first=is_first)
+        in_time = self._member.form(epoch, is_first=is_first)
+        self._leave_other_group()
+        return in_time
 
     def formed(self, core: EngineCore, group: Collectives) -> None:
         """The group stands. Does nothing when its time has passed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,50 @@ def test_each_rank_has_its_share_of_the_experts(tmp_path: Path) -> None:
     assert owned == [range(4), range(4, 7), range(7, 10)]
 
 
-def test_processes_find_each_other_and_go_to_sleep(tmp_path: Path) -> None:
-    """Three processes, ports that nobody chose beforehand, several waves."""
+def test_processes_form_a_group_and_form_it_again(tmp_path: Path) -> None:
+    """Three processes, ports that nobody chose beforehand; then one is killed, and one stops without a word."""
     directory = write_huggingface_directory(tmp_path, tiny_config("qwen3_moe"))
-    with group_of_processes(directory, 3) as (group, _):
+    expected = _expected("qwen3_moe", NUM_REQUESTS)
+    with group_of_processes(directory, 3) as (group, processes):
         _submit_at_random_times(group, NUM_REQUESTS, seed=0)
         group.wait(lambda: len(group.finished) == NUM_REQUESTS)
         group.wait_idle()
-        assert group.tokens == _expected("qwen3_moe", NUM_REQUESTS)
-        num_waves = len(group.ended)
-        request, num_tokens = _request("later", 99)
-        group.submit(2, request)
-        group.wait(lambda: "later" in group.finished)
-        group.wait(lambda: len(group.ended) == num_waves + 1)
-        assert len(group.tokens["later"]) == num_tokens
-        assert all(load.lockstep is not None for load in group.loads.values())
+        assert group.tokens == expected
+        for epoch, (signal_number, victim) in enumerate([(signal.SIGKILL, 0), (signal.SIGSTOP, 2)], start=2):
+            group.forget_requests()
+            survivors = [rank for rank in range(3) if rank != victim]
+            for number in range(NUM_REQUESTS):
+                group.submit(survivors[number % 2], _request(str(number), number)[0])
+            group.wait(lambda: any(group.tokens.values()))
+            processes[victim].end(signal_number)
+            assert not group.waves.is_formed
+            processes[victim] = group.replace(directory, victim)
+            group.wait_formed(epoch)
+            group.wait(lambda: len(group.finished) == NUM_REQUESTS)
+            assert group.tokens == expected, "a request noticed that its group was formed anew"
+
+
+def test_groups_that_break_at_any_time(tmp_path: Path) -> None:
+    """Six times in mid-wave one rank's group breaks; all regroup, and every answer is as if nothing had happened."""
+    directory = write_huggingface_directory(tmp_path, tiny_config("mixtral"))
+    generator = random.Random(1)
+    with group_of_threads(directory, 3) as (group, ranks):
+        for number in range(NUM_REQUESTS):
+            group.submit(number % 3, _request(str(number), number)[0])
+        for epoch in range(1, 7):
+            group.wait_formed(epoch)
+            steps = ranks[0].lockstep.totals.steps
+            group.wait(lambda steps=steps: ranks[0].lockstep.totals.steps > steps or _all_done(group))  # type: ignore[misc]
+            ranks[generator.randrange(3)].lockstep.interrupt(group.waves.epoch, "the test wants it so")
+            if _all_done(group):
+                break
+        group.wait(lambda: _all_done(group))
+        assert group.tokens == _expected("mixtral", NUM_REQUESTS)
+        assert group.waves.epoch > 2
+
+
+def _all_done(group: Group) -> bool:
+    return len(group.finished) == NUM_REQUESTS
 
 
 def test_a_group_over_ipv6(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -118,6 +120,18 @@ class Group:
             self.tokens.setdefault(request.request_id, [])
         self.hear[rank](request)
 
+    def forget_requests(self) -> None:
+        """All have finished; their names may be used again."""
+        with self._changed:
+            self.tokens.clear()
+            self.finished.clear()
+
+    def replace(self, directory: Path, rank: int, host: str = "127.0.0.1") -> RankProcess:
+        """A new process for a rank whose process has ended."""
+        process = RankProcess(self, directory, rank, self.size, host)
+        self.hear[rank] = process.hear
+        return process
+
     def wait(self, condition: Callable[[], object]) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, TIMEOUT_S), "it did not come about in time"
@@ -196,6 +210,7 @@ class RankProcess:
     """One rank in a process of its own."""
 
     def __init__(self, group: Group, directory: Path, rank: int, size: int, host: str) -> None:
+        self._group, self._rank = group, rank
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, directory, rank, size, host), daemon=True)
@@ -209,6 +224,19 @@ class RankProcess:
             self._ours.send(message)
         except OSError:  # it was killed
             return
+
+    def end(self, signal_number: int) -> None:
+        """By a signal: SIGKILL, or SIGSTOP, after which its lease expires and somebody kills it. Then it is gone."""
+        pid = self.process.pid
+        assert pid is not None
+        os.kill(pid, signal_number)
+        if signal_number == signal.SIGSTOP:
+            self._group.gone(self._rank)
+            self._group.wait(lambda: not self._group.waves.is_formed)
+            self.process.kill()
+        self.process.join()
+        self._reader.join(TIMEOUT_S)
+        self._group.wait(lambda: not self._group.waves.is_formed)
 
     def stop(self) -> None:
         self.hear("stop")
