@@ -57,6 +57,11 @@ class Vote:
     has_work: bool
     wants_pause: bool
 
+    @property
+    def goes_on(self) -> bool:
+        """As an outcome: the group makes the step before which it was voted. Else the wave has ended."""
+        return self.has_work and not self.wants_pause
+
     def combine(self, other: Vote) -> Vote:
         """Work on any rank is work; a pause is one when all want it. As numbers: a maximum and a minimum."""
         return Vote(self.has_work or other.has_work, self.wants_pause and other.wants_pause)
@@ -163,8 +168,8 @@ class WaveMember:
         return Vote(has_work, self.state.pause_wave == self.state.wave)
 
     def agreed(self, outcome: Vote, *, has_work: bool) -> Frames:
-        """The combined votes of all ranks. Afterwards `running` says whether to step."""
-        if outcome.has_work and not outcome.wants_pause:
+        """The combined votes of all ranks. Unless `outcome.goes_on`, nobody steps now; the next wave may be on."""
+        if outcome.goes_on:
             return ()
         state = self.state
         paused = outcome.wants_pause and outcome.has_work

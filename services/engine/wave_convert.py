@@ -13,13 +13,13 @@ def to_request(frame: domain.Frame, *, rank: int, incarnation: int) -> wire.Sync
     match frame:
         case domain.Standing():
             standing = wire.Standing(wave=frame.wave, running=frame.running, has_work=frame.has_work)
-            request.standing.CopyFrom(standing)
+            request.MergeFrom(wire.SyncWaveRequest(standing=standing))
         case domain.Started():
-            request.started.CopyFrom(wire.WaveStarted(wave=frame.wave))
+            request.MergeFrom(wire.SyncWaveRequest(started=wire.WaveStarted(wave=frame.wave)))
         case domain.Ended(paused=True):
-            request.paused.CopyFrom(wire.WavePaused(wave=frame.wave, steps=frame.steps))
+            request.MergeFrom(wire.SyncWaveRequest(paused=wire.WavePaused(wave=frame.wave, steps=frame.steps)))
         case domain.Ended():
-            request.finished.CopyFrom(wire.WaveFinished(wave=frame.wave, steps=frame.steps))
+            request.MergeFrom(wire.SyncWaveRequest(finished=wire.WaveFinished(wave=frame.wave, steps=frame.steps)))
     return request
 
 

@@ -1,8 +1,8 @@
 """The head's side of lockstep: who is in the group, and when its ranks step. Pure.
 
-The head starts waves and the ranks end them by a vote (engine/waves.py). It believes only what ranks have told: a group
-runs because it was started or because a rank says that it steps, and it is idle because a rank has seen the wave end. So
-the state of a restarted head is rebuilt from one Standing per rank.
+The head starts waves and the ranks end them by a vote (engine/waves.py). It believes only what ranks have told: a
+group runs because it was started or because a rank says that it steps, and it is idle because a rank has seen the wave
+end. So the state of a restarted head is rebuilt from one Standing per rank.
 """
 
 from __future__ import annotations
@@ -109,6 +109,19 @@ class Waves:
     def is_idle(self) -> bool:
         """No rank steps, and none will before somebody has work and no pause is on."""
         return not self.state.running
+
+    @property
+    def awaited(self) -> dict[int, Station]:
+        """While the group is not formed: the members that it waits for."""
+        state = self.state
+        if self.is_formed:
+            return {}
+        here = Place(Station.IN, state.epoch)
+        known = zip(state.members, state.places, strict=True)
+        late: dict[int, Station] = {
+            rank: place.station for rank, place in known if place != here and place.station is not Station.FREE
+        }
+        return late or dict.fromkeys(state.members, Station.FREE)
 
     # Members
 
@@ -277,7 +290,9 @@ class Waves:
 
     def _place(self, rank: int, place: Place) -> None:
         members, places = self.state.members, self.state.places
-        self._change(places=tuple(place if member == rank else old for member, old in zip(members, places, strict=True)))
+        self._change(
+            places=tuple(place if member == rank else old for member, old in zip(members, places, strict=True))
+        )
 
     def _change(self, **changes: object) -> None:
         self.state = self.state._replace(**changes)  # type: ignore[arg-type]  # field names above

@@ -85,7 +85,7 @@ class CoordinatorServiceServicer:
         its ranks agree to stop; waves of an epoch are numbered from 0.
 
         Order of frames. Rank: Standing first, whenever the stream is opened and
-        after every change of its group. Head: FormGroup to the first member, which
+        after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
         answers with GroupListening; FormGroup with that target to the others; each
         member says Standing once the group has formed around it. From then on a
         rank that has work while the group is idle says WaveStarted, the head says

@@ -54,7 +54,7 @@ class CoordinatorServiceStub:
     its ranks agree to stop; waves of an epoch are numbered from 0.
 
     Order of frames. Rank: Standing first, whenever the stream is opened and
-    after every change of its group. Head: FormGroup to the first member, which
+    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
     answers with GroupListening; FormGroup with that target to the others; each
     member says Standing once the group has formed around it. From then on a
     rank that has work while the group is idle says WaveStarted, the head says
@@ -94,7 +94,7 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     its ranks agree to stop; waves of an epoch are numbered from 0.
 
     Order of frames. Rank: Standing first, whenever the stream is opened and
-    after every change of its group. Head: FormGroup to the first member, which
+    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
     answers with GroupListening; FormGroup with that target to the others; each
     member says Standing once the group has formed around it. From then on a
     rank that has work while the group is idle says WaveStarted, the head says
@@ -149,7 +149,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         its ranks agree to stop; waves of an epoch are numbered from 0.
 
         Order of frames. Rank: Standing first, whenever the stream is opened and
-        after every change of its group. Head: FormGroup to the first member, which
+        after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
         answers with GroupListening; FormGroup with that target to the others; each
         member says Standing once the group has formed around it. From then on a
         rank that has work while the group is idle says WaveStarted, the head says
