@@ -132,7 +132,7 @@ class Lockstep:
         outcome = Vote(bool(has_work), not no_pause)
         self._say(self._member.agreed(outcome, has_work=core.has_work))
         # And not `running`: the next wave may be on already, and it begins with a vote of its own.
-        return outcome.has_work and not outcome.wants_pause
+        return outcome.goes_on
 
     def _step(self, core: EngineCore) -> StepResult | None:
         result, failure = None, None

@@ -1,19 +1,18 @@
-"""This rank's SyncWave stream: the head's words go to the group's member, the engine thread's to the head."""
+"""Between a rank's SyncWave stream and its engine thread, which decides everything that is said on it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import grpc
 from muster import v1 as wire
 
-from engine.waves import NO_EPOCH, Frame, Frames, Standing
-from services.engine import wave_convert
-from services.engine.backoff import Backoff
+from engine.waves import NO_EPOCH, Frames, Standing
 from services.engine.state import EngineState
+from services.engine.wave_stream import WaveStream
 
 if TYPE_CHECKING:
     from engine.parallel.group_member import GroupMember
@@ -22,96 +21,68 @@ _log = logging.getLogger(__name__)
 
 
 class WaveLink:
-    """One stream, opened again after every break; each begins with a Standing, which makes up for what was lost.
+    """Each stream begins with the Standing that the engine thread says when it hears of the stream.
 
-    Belongs to the event loop, except `tell` and `listening`.
+    What it said before belongs to an earlier stream and is dropped. Belongs to the event loop, except `tell` and
+    `listening`.
     """
 
     def __init__(self, state: EngineState, dial: Callable[[str], grpc.aio.Channel]) -> None:
-        self._state = state
-        self._dial = dial
         self._event_loop = asyncio.get_running_loop()
-        self._outgoing: asyncio.Queue[wire.SyncWaveRequest] = asyncio.Queue()
+        self._stream = WaveStream(state, dial, connected=self._connected, hear=self._hear)
+        self._member: GroupMember | None = None
         self._has_stood = False  # on this stream
         self._formed = asyncio.Event()
 
     def tell(self, frames: Frames) -> None:
         """What the engine thread says; in order."""
-        self._event_loop.call_soon_threadsafe(self._put, frames)
+        self._event_loop.call_soon_threadsafe(self._say, frames)
 
     def listening(self, epoch: int, target: str) -> None:
         """This rank, the first of its group, awaits the others. For any thread."""
-        self._event_loop.call_soon_threadsafe(self._put_listening, epoch, target)
+        self._event_loop.call_soon_threadsafe(self._say_listening, epoch, target)
 
     async def formed(self) -> None:
         """Returns once this rank has been in a group."""
         await self._formed.wait()
 
     async def run(self, member: GroupMember) -> None:
-        """Until it is cancelled. The head has given a rank."""
-        backoff = Backoff()
-        while True:
-            try:
-                await self._stream(member, backoff)
-            except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                _log.debug("the SyncWave stream ended: %s", error)
-            await asyncio.sleep(backoff.next_s())
+        """Keeps the stream until it is cancelled."""
+        self._member = member
+        await self._stream.run()
 
-    async def _stream(self, member: GroupMember, backoff: Backoff) -> None:
-        async with self._dial(self._state.now.coordinator_target) as channel:
-            call: Any = wire.CoordinatorServiceStub(channel).SyncWave()
-            self._has_stood = False
-            while not self._outgoing.empty():  # of the stream before
-                self._outgoing.get_nowait()
-            member.connected()
-            speaker = asyncio.create_task(self._speak(call), name="SyncWave frames")
-            try:
-                while (response := await call.read()) is not grpc.aio.EOF:
-                    backoff.reset()
-                    _obey(member, response)
-            finally:
-                speaker.cancel()
-                await asyncio.wait({speaker})
-                call.cancel()
+    def _connected(self) -> Frames:
+        assert self._member is not None, "the stream is opened by run"
+        self._has_stood = False
+        self._member.connected()
+        return ()
 
-    async def _speak(self, call: Any) -> None:
-        while True:
-            await call.write(await self._outgoing.get())
-
-    def _put(self, frames: Frames) -> None:
+    def _say(self, frames: Frames) -> None:
         for frame in frames:
             if isinstance(frame, Standing):
                 self._has_stood = True
                 if frame.epoch != NO_EPOCH:
                     self._formed.set()
             if self._has_stood:
-                self._outgoing.put_nowait(self._to_request(frame))
+                self._stream.say((frame,))
 
-    def _to_request(self, frame: Frame) -> wire.SyncWaveRequest:
-        return wave_convert.to_request(frame, rank=self._rank, incarnation=self._state.incarnation)
-
-    def _put_listening(self, epoch: int, target: str) -> None:
+    def _say_listening(self, epoch: int, target: str) -> None:
         if self._has_stood:
-            request = wave_convert.listening(epoch, target, rank=self._rank, incarnation=self._state.incarnation)
-            self._outgoing.put_nowait(request)
+            self._stream.listens(epoch, target)
 
-    @property
-    def _rank(self) -> int:
-        rank = self._state.now.rank
-        assert rank is not None, "a group is joined after the head has given a rank"
-        return rank
-
-
-def _obey(member: GroupMember, response: wire.SyncWaveResponse) -> None:
-    epoch = response.epoch
-    match response.WhichOneof("frame"):
-        case "start":
-            member.start(epoch, response.start.wave)
-        case "pause":
-            member.pause(epoch, response.pause.wave)
-        case "form":
-            member.form(epoch, tuple(response.form.members), response.form.group_target)
-        case "disband":
-            member.disband(epoch, response.disband.reason)
-        case other:
-            _log.debug("the head sent %s, of a newer contract; ignored", other)
+    def _hear(self, response: wire.SyncWaveResponse) -> Frames:
+        """Passes a frame on; what is to be said about it comes by `tell`."""
+        assert self._member is not None, "the stream is opened by run"
+        member, epoch = self._member, response.epoch
+        match response.WhichOneof("frame"):
+            case "start":
+                member.start(epoch, response.start.wave)
+            case "pause":
+                member.pause(epoch, response.pause.wave)
+            case "form":
+                member.form(epoch, tuple(response.form.members), response.form.group_target)
+            case "disband":
+                member.disband(epoch, response.disband.reason)
+            case other:
+                _log.debug("the head sent %s, of another contract; ignored", other)
+        return ()
