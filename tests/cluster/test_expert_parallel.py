@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.cluster import Cluster
-from tests.support.tiny_model import TINY_CONFIG, tiny_config, write_huggingface_directory
+from tests.support.tiny_model import tiny_config, write_huggingface_directory
 
 PORTS = ("--port", "0", "--grpc-port", "0", "--data-parallel-rpc-port", "0")
 NUM_TOKENS = 100
@@ -70,11 +70,3 @@ def _metrics(url: str) -> str:
     """Empty until the numbers of both ranks have come."""
     text = httpx.get(f"{url}/metrics").text
     return text if len(re.findall("^muster:group_steps_total", text, re.MULTILINE)) == 2 else ""
-
-
-def test_a_dense_model_has_no_experts_to_spread(tmp_path: Path) -> None:
-    directory = write_huggingface_directory(tmp_path / "m", TINY_CONFIG)
-    with Cluster(directory, "-dp", "1", "-ep", "--max-early-deaths", "1", *PORTS) as cluster:
-        assert cluster.wait() == 1
-        assert "enable_expert_parallel:" in cluster.output
-        assert "is a dense model (llama)" in cluster.output
