@@ -35,7 +35,8 @@ class MixtureOfExperts:
         if config.shared_intermediate_size:
             self._shared = FeedForward(f"{prefix}.shared_expert", load)
             self._shared_gate = load.linear([f"{prefix}.shared_expert_gate"])
-        self._no_rows = load.tensor(f"{prefix}.gate.weight")[:0]  # [0, H]
+        gate = load.tensor(f"{prefix}.gate.weight")
+        self._no_rows = gate.new_empty(0, gate.shape[1])  # [0, H]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [T, H]. Returns [T, H]."""
