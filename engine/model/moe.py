@@ -28,9 +28,10 @@ class MixtureOfExperts:
         self._num_active = config.num_active
         self._normalised = config.normalised
         self._router = load.linear([f"{prefix}.gate"])
-        own = range(config.num_experts) if exchange is None else exchange.placement.own(config.num_experts)
-        self._experts = LocalExperts([FeedForward(f"{prefix}.experts.{expert}", load) for expert in own])
         self._exchange = exchange
+        self._load_expert = lambda expert: FeedForward(f"{prefix}.experts.{expert}", load)
+        self._own: dict[int, FeedForward] = {}
+        self._experts = self._own_experts()
         self._shared = self._shared_gate = None
         if config.shared_intermediate_size:
             self._shared = FeedForward(f"{prefix}.shared_expert", load)
@@ -52,10 +53,23 @@ class MixtureOfExperts:
             out += self._shared_gate(x).sigmoid() * self._shared(x)
         return out
 
+    def place(self) -> None:
+        """The exchange has another placement: loads what this rank has not yet, and frees what is others' now."""
+        with torch.inference_mode():
+            self._experts = self._own_experts()
+
     def serve(self) -> None:
         """Computes other ranks' tokens, in an exchange without any of this rank."""
         with torch.inference_mode():
             self._compute(self._no_rows, torch.zeros(self._num_experts, dtype=torch.int64, device=self._no_rows.device))
+
+    def _own_experts(self) -> LocalExperts:
+        own = range(self._num_experts)
+        if self._exchange is not None:
+            own = self._exchange.placement.own(self._num_experts)
+        self._own = {expert: self._own[expert] for expert in own if expert in self._own}  # first, to make room
+        self._own = {expert: self._own.get(expert) or self._load_expert(expert) for expert in own}
+        return LocalExperts(list(self._own.values()))
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
         """rows: [P, H], those of the first expert first; counts: [E]. Returns [P, H]."""

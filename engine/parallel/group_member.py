@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 from engine.errors import GroupBrokenError
 from engine.loop import EngineLoop
 from engine.parallel.lockstep import Lockstep
+from engine.parallel.placement import ExpertPlacement
 from engine.parallel.process_group import GroupListener, form_group
 from engine.parallel.spreading import SpreadExperts
 
 _log = logging.getLogger(__name__)
 
-# Members are asked at about the same time, and all of them have loaded their model by then.
-_FORM_TIMEOUT_S = 30.0
+# Members are asked at about the same time, and all of them have loaded their model by then, but some may have to load
+# more experts first.
+_FORM_TIMEOUT_S = 120.0
 
 
 class GroupMember:
@@ -43,6 +45,7 @@ class GroupMember:
         self._rank = rank
         self._host = host
         self._on_listening = on_listening
+        self._placing = threading.Lock()  # a thread of an older epoch may still be at it
 
     def connected(self) -> None:
         """A stream to the head was opened."""
@@ -76,7 +79,7 @@ class GroupMember:
     def _form(self, epoch: int, members: tuple[int, ...], target: str) -> None:
         listener = None
         try:
-            self._check(members)
+            self._place(members)
             address = _numeric(self._host)
             if not target:
                 listener = GroupListener(address)
@@ -94,8 +97,11 @@ class GroupMember:
                 timeout_s=_FORM_TIMEOUT_S,
                 on_wait=self._loop.alive,
             )
-        except (GroupBrokenError, OSError, ValueError) as error:
-            _log.warning("the group of epoch %d was not formed: %s", epoch, error)
+        except Exception as error:  # also no memory for more experts
+            if isinstance(error, GroupBrokenError | OSError | ValueError):
+                _log.warning("the group of epoch %d was not formed: %s", epoch, error)
+            else:
+                _log.exception("the group of epoch %d was not formed", epoch)
             self._loop.call(lambda core: self._lockstep.failed(core, epoch))
         else:
             self._loop.call(lambda core: self._lockstep.formed(core, group))
@@ -103,15 +109,15 @@ class GroupMember:
             if listener is not None:
                 listener.close()
 
-    def _check(self, members: tuple[int, ...]) -> None:
-        placement = self._spread.exchange.placement
-        if self._rank not in members or len(members) != placement.size:
-            raise ValueError(
-                f"members: rank {self._rank} holds its share of the experts for a group of {placement.size}, and is "
-                f"asked into one of the ranks {', '.join(map(str, members))}"
-            )
-        if members.index(self._rank) != placement.index:
-            raise ValueError(f"members: rank {self._rank} holds the experts of member {placement.index} of the group")
+    def _place(self, members: tuple[int, ...]) -> None:
+        """Takes this rank's share of the experts in a group of these members."""
+        if self._rank not in members:
+            raise ValueError(f"members: rank {self._rank} is asked into a group of the ranks {members} without it")
+        placement = ExpertPlacement(members.index(self._rank), len(members))
+        if placement != self._spread.exchange.placement:
+            _log.info("spreading the experts anew, over %d ranks", placement.size)
+        with self._placing:
+            self._spread.place(placement)
 
 
 def _numeric(host: str) -> str:

@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 class ExpertLayer(Protocol):
     """A layer whose experts are spread over the group."""
 
+    def place(self) -> None:
+        """The exchange has another placement: loads and frees experts."""
+        ...
+
     def serve(self) -> None:
         """Takes part in the layer's exchange without tokens of its own."""
         ...

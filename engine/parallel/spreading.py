@@ -23,8 +23,24 @@ class SpreadExperts:
 
     exchange: ExpertExchange
     layers: tuple[ExpertLayer, ...]
+    num_experts: int
     device: torch.device
-    fingerprint: int  # 63 bits; equal on all members of a group
+    model_fingerprint: str
+
+    @property
+    def fingerprint(self) -> int:
+        """63 bits, equal on all members of a group: of the model, the number format and the placement."""
+        digest = hashlib.sha256(f"{self.model_fingerprint} {self.exchange.placement.size}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") >> 1
+
+    def place(self, placement: ExpertPlacement) -> None:
+        """Spreads the experts anew, if they are to be; only between groups. Raises ValueError."""
+        if placement.size > self.num_experts:
+            raise ValueError(f"members: {self.num_experts} experts do not give each of {placement.size} ranks one")
+        if placement != self.exchange.placement:
+            self.exchange.placement = placement
+            for layer in self.layers:
+                layer.place()
 
 
 def open_exchange(config: EngineConfig, checkpoint: Checkpoint) -> ExpertExchange | None:
@@ -66,5 +82,4 @@ def spread_experts(
     """What is shared; None where nothing is."""
     if exchange is None or not isinstance(model, Llama):
         return None
-    digest = hashlib.sha256(f"{facts.fingerprint} {exchange.placement.size}".encode()).digest()
-    return SpreadExperts(exchange, tuple(model.expert_layers), device, int.from_bytes(digest[:8], "big") >> 1)
+    return SpreadExperts(exchange, tuple(model.expert_layers), facts.num_experts, device, facts.fingerprint)

@@ -13,6 +13,7 @@ import torch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.errors import CheckpointError
+from engine.parallel.placement import ExpertPlacement
 from engine.request import Request, SamplingParams, StopConditions
 from tests.support.lockstep_group import Group, group_of_processes, group_of_threads, pause_between
 from tests.support.naive_model import NaiveModel
@@ -132,6 +133,26 @@ def test_groups_that_break_at_any_time(tmp_path: Path) -> None:
         group.wait(lambda: _all_done(group))
         assert group.tokens == _expected("mixtral", NUM_REQUESTS)
         assert group.waves.epoch > 2
+
+
+def test_experts_are_spread_anew_over_fewer_and_over_more_ranks(tmp_path: Path) -> None:
+    """In mid-answer: from three ranks to two, and back to three."""
+    directory = write_huggingface_directory(tmp_path, tiny_config("qwen3_moe"))
+    with group_of_threads(directory, 3) as (group, ranks):
+        for number in range(NUM_REQUESTS):
+            group.submit(number % 2, _request(str(number), number)[0])
+        group.wait(lambda: ranks[0].lockstep.totals.steps > 2)
+        group.require(0, 1)
+        group.wait_formed(2)
+        assert [rank.exchange.placement for rank in ranks[:2]] == [ExpertPlacement(0, 2), ExpertPlacement(1, 2)]
+        steps = ranks[0].lockstep.totals.steps
+        group.wait(lambda: ranks[0].lockstep.totals.steps > steps + 2 or _all_done(group))
+        group.require(0, 1, 2)
+        ranks[2].connect()  # the head knows nothing of who is no member, so that it has to say again where it stands
+        group.wait_formed(3)
+        group.wait(lambda: _all_done(group))
+        assert group.tokens == _expected("qwen3_moe", NUM_REQUESTS)
+        assert [rank.exchange.placement.size for rank in ranks] == [3, 3, 3]
 
 
 def _all_done(group: Group) -> bool:

@@ -63,6 +63,9 @@ class Layer:
     compute: Callable[[Tensor, list[int]], Tensor] = lambda rows, counts: rows
     num_served: int = 0
 
+    def place(self) -> None:
+        raise NotImplementedError
+
     def run(self) -> None:
         self.exchange(torch.zeros(0, 4), torch.zeros(4, dtype=torch.int64), self.compute)
 

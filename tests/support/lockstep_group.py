@@ -69,6 +69,10 @@ class EngineRank:
             on_listening=lambda epoch, target: tell(Listening(epoch, target)),
         )
         self.loop.start()
+        self.connect()
+
+    def connect(self) -> None:
+        """A stream to the head was opened."""
         self._member.connected()
 
     def hear(self, message: object) -> None:
@@ -115,6 +119,10 @@ class Group:
         """The rank's lease has ended."""
         self._heard.put((rank, "gone"))
 
+    def require(self, *members: int) -> None:
+        """Changes who makes the group."""
+        self._heard.put((-1, members))
+
     def submit(self, rank: int, request: Request) -> None:
         with self._changed:
             self.tokens.setdefault(request.request_id, [])
@@ -158,6 +166,8 @@ class Group:
         match message:
             case "gone":
                 return waves.gone(rank)
+            case tuple() if rank < 0:
+                return waves.require(message)
             case Standing(epoch, wave, running, has_work):
                 return waves.stands(rank, epoch, wave, running=running, has_work=has_work)
             case Listening(epoch, target):
