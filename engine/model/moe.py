@@ -7,6 +7,8 @@ them (`num_experts_per_tok`, `norm_topk_prob`, `shared_expert_intermediate_size`
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,7 +31,7 @@ class MixtureOfExperts:
         self._normalised = config.normalised
         self._router = load.linear([f"{prefix}.gate"])
         self._exchange = exchange
-        self._load_expert = lambda expert: FeedForward(f"{prefix}.experts.{expert}", load)
+        self._load_expert: Callable[[int], FeedForward] = lambda expert: FeedForward(f"{prefix}.experts.{expert}", load)
         self._own: dict[int, FeedForward] = {}
         self._experts = self._own_experts()
         self._shared = self._shared_gate = None
