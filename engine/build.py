@@ -33,6 +33,8 @@ from engine.model.quantise import QuantisedWeights, quantise_matrix
 from engine.model.tokenizer_files import read_tokenizer_archive
 from engine.native.loading import NativeKernels, NativeUnavailableError, find_kernels
 from engine.native.native_model import NativeAttention, NativeModel
+from engine.parallel.exchange import ExpertExchange
+from engine.parallel.spreading import SpreadExperts, num_own_parameters, open_exchange, spread_experts
 from engine.request import Request
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner, Transformer
@@ -68,6 +70,7 @@ class BuiltEngine:
     device: str
     attention_backend: str
     num_threads: int
+    spread: SpreadExperts | None = None  # None: this rank computes alone
 
 
 def _silent(phase: Phase, done: int, total: int) -> None:
@@ -122,6 +125,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
         device=str(device),
         attention_backend=placed.attention.name,
         num_threads=opened.num_threads,
+        spread=spread_experts(placed.model, opened.exchange, facts, device),
     )
 
 
@@ -138,6 +142,7 @@ class _Opened:
     facts: ModelFacts
     flash: FlashFunctions | None
     gpu: GpuStart | None
+    exchange: ExpertExchange | None  # None: all experts are here
 
 
 def _open(config: EngineConfig) -> _Opened:
@@ -145,6 +150,7 @@ def _open(config: EngineConfig) -> _Opened:
     num_threads, num_spare = _threads(config)
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
+    exchange = open_exchange(config, checkpoint)
     native = _find_native(config, checkpoint, device)
     dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
     checkpoint = _quantised(config, checkpoint, native, num_threads)
@@ -160,8 +166,8 @@ def _open(config: EngineConfig) -> _Opened:
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        gpu = GpuStart(config, device, facts, facts.num_parameters * dtype.itemsize)
-    return _Opened(device, num_threads, num_spare, checkpoint, native, dtype, facts, flash, gpu)
+        gpu = GpuStart(config, device, facts, num_own_parameters(checkpoint, exchange) * dtype.itemsize)
+    return _Opened(device, num_threads, num_spare, checkpoint, native, dtype, facts, flash, gpu, exchange)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +235,7 @@ def _load_model(opened: _Opened, progress: Progress) -> Transformer:
             progress=loaded,
         )
     with out_of_memory("the weights do not fit: free the device, or choose a smaller model or --dtype"):
-        return Llama(checkpoint.config, checkpoint.weights, opened.dtype, opened.device, loaded)
+        return Llama(checkpoint.config, checkpoint.weights, opened.dtype, opened.device, loaded, opened.exchange)
 
 
 def _find_native(config: EngineConfig, checkpoint: Checkpoint, device: torch.device) -> NativeKernels | None:
@@ -309,6 +315,7 @@ def _facts(checkpoint: Checkpoint, dtype: torch.dtype, max_model_len: int | None
         fingerprint=fingerprint,
         embedding_size=checkpoint.config.hidden_size,
         default_sampling=checkpoint.default_sampling,
+        num_experts=0 if checkpoint.config.experts is None else checkpoint.config.experts.num_experts,
     )
 
 

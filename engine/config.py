@@ -61,6 +61,9 @@ class EngineConfig:
     quantization: str = "none"  # int8 or int4: of a floating-point checkpoint, while it is loaded
     load_format: str = "auto"  # auto, or dummy: random weights from `seed`
     seed: int = 0
+    expert_parallel: bool = False  # the experts of a mixture are spread over a group of ranks
+    group_size: int = 1  # ranks of that group
+    group_index: int = 0  # of this rank in it
 
     def __post_init__(self) -> None:
         for name, choices in (
@@ -94,6 +97,8 @@ class EngineConfig:
                 f"quantization: {self.quantization!r} is for CPUs; on device {self.device!r} torch would hold the "
                 "weights in full again, with the error and without the gain: set it to none"
             )
+        if not 0 <= self.group_index < self.group_size:
+            raise ValueError(f"group_index: {self.group_index} is not in a group of {self.group_size}")
         _ = self.limits  # checks them
 
     @property

@@ -14,7 +14,7 @@ from engine.kv.cache import KVCache
 from engine.request import FinishReason, Request, TokenLogprobs, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
-from engine.stats import LoadSnapshot, StepStats
+from engine.stats import LoadSnapshot, LockstepTotals, StepStats
 from engine.validation import validate
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class EngineCore:
         self._embedding_size = embedding_size  # None: the runner cannot pool
         self._limits = limits
         self.grammars = grammars  # None: no request can be constrained
+        self.lockstep_totals: Callable[[], LockstepTotals] | None = None  # of a rank in a group
         self._clock_ns = clock_ns
         self._cache = KVCache(num_blocks, block_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(self._cache, limits)
@@ -163,6 +164,11 @@ class EngineCore:
                 self._retire(item.sequence)
         return self.between_steps(self._take_outputs())
 
+    def abandon_step(self) -> None:
+        """After a step whose computation could not be finished anywhere: nothing was committed, so that the next step
+        computes the same again."""
+        self._batch = None
+
     def end_all(self, reason: FinishReason, error: str = "") -> list[TokenOutput]:
         """Ends every live request, for good: the runner is not asked, it may be what is broken."""
         for sequence in list(self._live.values()):
@@ -199,6 +205,7 @@ class EngineCore:
             steps_total=self._num_steps,
             free_blocks=num_free,
             total_blocks=num_blocks,
+            lockstep=self.lockstep_totals() if self.lockstep_totals is not None else None,
         )
 
     def reset_prefix_cache(self) -> int:

@@ -38,3 +38,14 @@ class CacheSizeError(EngineError):
 
 class DeviceError(EngineError):
     """The device that was asked for is not there."""
+
+
+class GroupBrokenError(EngineError):
+    """The ranks that exchange tokens are not connected any more, or this one is in no group.
+
+    `own_fault` when the cause lies in this process.
+    """
+
+    def __init__(self, message: str, *, own_fault: bool = False) -> None:
+        super().__init__(message)
+        self.own_fault = own_fault

@@ -35,3 +35,4 @@ class ModelFacts:
     fingerprint: str
     embedding_size: int  # length of the vectors that pooling gives
     default_sampling: DefaultSampling = DefaultSampling()
+    num_experts: int = 0  # of a layer with a mixture of experts; 0: a dense model

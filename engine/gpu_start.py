@@ -99,9 +99,10 @@ class GpuStart:
         log.info("captured decode graphs for batches of %s in %.1f s", graphs.sizes_text, time.monotonic() - started)
 
     def _buckets(self, attention: AttentionBackend) -> tuple[int, ...]:
-        """The torch backend gathers contexts of every length, which no recording can repeat."""
+        """The torch backend gathers contexts of every length, which no recording can repeat, and neither can it repeat
+        the routing of tokens to experts."""
         config = self._config
-        if config.enforce_eager or not isinstance(attention, FlashAttention):
+        if config.enforce_eager or self._facts.num_experts or not isinstance(attention, FlashAttention):
             return ()
         return decode_buckets(config.max_num_seqs, config.max_cudagraph_capture_size)
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.core import EngineCore, Rejected, StepResult
-from engine.errors import DuplicateRequestError, EngineError, QueueFullError
+from engine.errors import DuplicateRequestError, EngineError, GroupBrokenError, QueueFullError
 from engine.request import FinishReason, Request, TokenOutput, Usage
 
 if TYPE_CHECKING:
     from engine.grammar.matcher import Matcher
+    from engine.parallel.lockstep import Lockstep
 
 __all__ = ["EngineLoop", "Rejected", "StepResult"]
 
@@ -74,9 +75,16 @@ class EngineLoop:
         deliver: Callable[[StepResult], None],
         on_failure: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lockstep: Lockstep | None = None,
     ) -> None:
-        """`on_failure` is called once, on the engine thread after the last delivery, when an error ends the loop."""
+        """`on_failure` is called once, on the engine thread after the last delivery, when an error ends the loop.
+
+        With `lockstep` the core steps when its group does.
+        """
         self._core = core
+        self._lockstep = lockstep
+        if lockstep is not None:
+            core.lockstep_totals = lambda: lockstep.totals
         self._deliver = deliver
         self._on_failure = on_failure
         self._clock = clock
@@ -158,18 +166,30 @@ class EngineLoop:
         self._last_turn = self._clock()
         if not self._take_inbox():
             return False
-        if self._core.has_work:
-            self._hand_out(self._step())
+        if self._lockstep is not None:
+            self._lockstep.wake(self._core)
+        if self._steps_now:
+            result = self._step()
+            if result is not None:
+                self._hand_out(result)
             if self._num_failed_steps >= _MAX_FAILED_STEPS:
                 raise RuntimeError(f"{_MAX_FAILED_STEPS} steps failed in a row; the last error is in the log")
-        elif self._outputs or self._rejected:
+        if self._outputs or self._rejected:
             self._hand_out(self._core.between_steps([]))
         return True
+
+    @property
+    def _steps_now(self) -> bool:
+        return self._core.has_work if self._lockstep is None else self._lockstep.running
+
+    def alive(self) -> None:
+        """Says on the engine thread, within a long step, that it has not come to a stop."""
+        self._last_turn = self._clock()
 
     def _take_inbox(self) -> bool:
         """Handles everything that waits; waits for something when there is nothing else to do. False: stop."""
         try:
-            item = self._inbox.get_nowait() if self._core.has_work else self._inbox.get(timeout=_IDLE_TURN_S)
+            item = self._inbox.get_nowait() if self._steps_now else self._inbox.get(timeout=_IDLE_TURN_S)
             while True:
                 match item:
                     case _Submit(request):
@@ -233,14 +253,16 @@ class EngineLoop:
         else:
             call.future.set_result(result)
 
-    def _step(self) -> StepResult:
+    def _step(self) -> StepResult | None:
         try:
-            result = self._core.step()
+            result = self._core.step() if self._lockstep is None else self._lockstep.step(self._core)
+        except GroupBrokenError:
+            raise
         except Exception as error:
             self._num_failed_steps += 1
             _log.exception("a step failed, %d in a row", self._num_failed_steps)
             return self._core.fail_step(f"the step failed: {_text(error)}")
-        if result.stats.num_sequences:
+        if result is not None and result.stats.num_sequences:
             self._num_failed_steps = 0
         return result
 

@@ -6,6 +6,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class LockstepTotals:
+    """What stepping together has cost a rank since start."""
+
+    steps: int = 0  # of the group, this rank's own work or not
+    dummy_steps: int = 0  # of these, those without a token of this rank
+    bytes_sent: int = 0  # to other ranks: tokens' rows and their counts
+
+
+@dataclass(frozen=True, slots=True)
 class LoadSnapshot:
     """How busy the engine is. Totals count since start and never go down."""
 
@@ -21,6 +30,7 @@ class LoadSnapshot:
     steps_total: int  # forward passes
     free_blocks: int  # blocks no request holds, cached ones included
     total_blocks: int
+    lockstep: LockstepTotals | None = None  # None: this rank steps alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,9 @@ class _ClusterCollector(Collector):
         yield _counter("prefix_cache_queries", "Tokens looked up.", loads, lambda load: load.prefix_cache_queries_total)
         yield _counter("prefix_cache_hits", "Tokens found.", loads, lambda load: load.prefix_cache_hits_total)
         yield _counter("num_preemptions", "Preemptions.", loads, lambda load: load.preemptions_total)
+        yield _counter("group_steps", "Steps made together with the group.", loads, lambda load: load.group_steps_total)
+        yield _counter("dummy_steps", "Of these, without own tokens.", loads, lambda load: load.dummy_steps_total)
+        yield _counter("exchanged_bytes", "Sent to the group.", loads, lambda load: load.exchanged_bytes_total)
         yield self._states()
         # Of the gateway that answers the scrape; behind a shared port any may.
         connected = float(self._cluster.head_connected)

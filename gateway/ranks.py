@@ -75,6 +75,9 @@ class RankLoad:
     prefix_cache_queries_total: int | None = None
     prefix_cache_hits_total: int | None = None
     preemptions_total: int | None = None
+    group_steps_total: int | None = None
+    dummy_steps_total: int | None = None
+    exchanged_bytes_total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ _PHASES = {
     wire.ENGINE_PHASE_LOADING_WEIGHTS: "loading_weights",
     wire.ENGINE_PHASE_FITTING_CACHE: "fitting_cache",
     wire.ENGINE_PHASE_WARMING_UP: "warming_up",
+    wire.ENGINE_PHASE_FORMING_GROUP: "forming_group",
     wire.ENGINE_PHASE_SERVING: "serving",
 }
 _FINISH_REASONS: dict[int, FinishReason] = {
@@ -107,6 +108,9 @@ def _to_rank_load(load: wire.RankLoad) -> RankLoad:
         prefix_cache_queries_total=total("prefix_cache_queries_total"),
         prefix_cache_hits_total=total("prefix_cache_hits_total"),
         preemptions_total=total("preemptions_total"),
+        group_steps_total=total("group_steps_total"),
+        dummy_steps_total=total("dummy_steps_total"),
+        exchanged_bytes_total=total("exchanged_bytes_total"),
     )
 
 

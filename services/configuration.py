@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 AUTO = "auto"
+EXPERT_PARALLEL = "enable-expert-parallel"  # "on": all ranks of the deployment are one group that steps together
 
 
 def canonical_configuration(
@@ -17,6 +18,7 @@ def canonical_configuration(
     block_size: int,
     seed: int,
     served_model_names: Sequence[str],
+    enable_expert_parallel: bool = False,
 ) -> dict[str, str]:
     """The settings as text, keyed by flag name without the dashes in front.
 
@@ -32,6 +34,7 @@ def canonical_configuration(
         "block-size": str(block_size),
         "seed": str(seed),
         "served-model-name": ",".join(served_model_names),
+        EXPERT_PARALLEL: "on" if enable_expert_parallel else "off",
     }
 
 

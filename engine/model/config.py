@@ -7,17 +7,19 @@ from enum import Enum
 
 from engine.errors import CheckpointError
 
+MAX_LAYERS = 1 << 12
 # Far beyond any real model; what a damaged or hostile file claims is refused before memory is asked for.
 _LIMITS = {
     "vocab_size": 1 << 24,
     "hidden_size": 1 << 20,
     "intermediate_size": 1 << 22,
-    "num_layers": 1 << 12,
+    "num_layers": MAX_LAYERS,
     "num_heads": 1 << 12,
     "num_kv_heads": 1 << 12,
     "head_dim": 1 << 12,
     "max_position": 1 << 27,
 }
+_MAX_EXPERTS = 1 << 12
 
 
 class RopeKind(Enum):
@@ -46,6 +48,37 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """The mixture of experts that stands in for the feed-forward network of most layers. All counts are checked.
+
+    Each token goes to the `num_active` experts with the highest softmax probability and gets the sum of their outputs,
+    weighted by these probabilities.
+    """
+
+    num_experts: int
+    num_active: int
+    intermediate_size: int  # of one expert
+    normalised: bool  # the weights of a token's experts are scaled to sum up to 1
+    shared_intermediate_size: int = 0  # of an expert that all tokens go to, behind a gate of its own; 0: there is none
+    dense_layers: frozenset[int] = frozenset()  # layers with an ordinary feed-forward network
+
+    def __post_init__(self) -> None:
+        if not 0 < self.num_experts <= _MAX_EXPERTS:
+            raise CheckpointError(f"num_experts: {self.num_experts} is outside 1 to {_MAX_EXPERTS}")
+        if not 0 < self.num_active <= self.num_experts:
+            raise CheckpointError(
+                f"num_experts_per_tok: {self.num_active} is outside 1 to {self.num_experts}, the number of experts"
+            )
+        limit = _LIMITS["intermediate_size"]
+        if not 0 < self.intermediate_size <= limit:
+            raise CheckpointError(f"moe_intermediate_size: {self.intermediate_size} is outside 1 to {limit}")
+        if not 0 <= self.shared_intermediate_size <= limit:
+            raise CheckpointError(
+                f"shared_expert_intermediate_size: {self.shared_intermediate_size} is outside 0 to {limit}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Everything the forward pass has to know before it sees a weight. All counts are checked."""
 
@@ -66,6 +99,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    experts: ExpertConfig | None = None  # None: a dense model
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
@@ -82,6 +116,12 @@ class ModelConfig:
             raise CheckpointError(f"rms_norm_eps: {self.rms_norm_eps} is not positive")
         if not self.rope.theta > 0:
             raise CheckpointError(f"rope_theta: {self.rope.theta} is not positive")
+        if self.experts is not None and len(self.experts.dense_layers) >= self.num_layers:
+            raise CheckpointError("mlp_only_layers: no layer is left for the experts; the checkpoint is damaged")
+
+    def experts_of(self, layer: int) -> ExpertConfig | None:
+        """The mixture of experts of a layer; None where its feed-forward network is an ordinary one."""
+        return None if self.experts is None or layer in self.experts.dense_layers else self.experts
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes that one token occupies in the KV cache, all layers together."""

@@ -1,7 +1,7 @@
 """The transformer of the Llama family: one file, differences as data.
 
 Letters: T tokens of the step (all sequences, flattened), H hidden, N query heads, K key/value heads,
-D head dimension, I intermediate, V vocabulary, R rows that need logits.
+D head dimension, V vocabulary, R rows that need logits.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from torch import Tensor
 
 from engine.attention.backend import AttentionBackend
 from engine.model.config import ModelConfig
+from engine.model.feed_forward import FeedForward
 from engine.model.layers import Linear, RmsNorm
+from engine.model.moe import MixtureOfExperts
 from engine.model.rope import inverse_frequencies, rotate, rotation
+from engine.model.weight_loader import WeightLoader
 from engine.model.weights import WeightSource
+from engine.parallel.exchange import ExpertExchange
 
 
 class Llama:
@@ -29,17 +33,19 @@ class Llama:
         dtype: torch.dtype,
         device: torch.device,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        exchange: ExpertExchange | None = None,
     ) -> None:
-        """Loads all weights. `progress` is called with layers loaded and their number."""
+        """Loads all weights; with `exchange`, of the experts only this rank's. `progress` is called with layers loaded
+        and their number."""
         self.config = config
         self.dtype = dtype
         self.device = device
-        load = _Loader(weights, dtype, device)
+        load = WeightLoader(weights, dtype, device)
         progress(0, config.num_layers)
         self._embedding = load.tensor("model.embed_tokens.weight")  # [V, H]
         self._layers = []
         for index in range(config.num_layers):
-            self._layers.append(_Layer(index, config, load))
+            self._layers.append(_Layer(index, config, load, exchange))
             progress(index + 1, config.num_layers)
         self._norm = RmsNorm(load.tensor("model.norm.weight"), config.rms_norm_eps)
         head = self._embedding if config.tied_embeddings else load.tensor("lm_head.weight")
@@ -57,6 +63,12 @@ class Llama:
             x = layer.forward(x, cos, sin, attention)
         return x
 
+    @property
+    def expert_layers(self) -> list[MixtureOfExperts]:
+        """The mixtures of experts, in the order in which a step comes through them; empty for dense models."""
+        layers = (layer.feed_forward for layer in self._layers)
+        return [layer for layer in layers if isinstance(layer, MixtureOfExperts)]
+
     def normalized(self, hidden: Tensor) -> Tensor:
         """hidden: [R, H], rows of what `forward` returned. Returns them after the final norm, [R, H]."""
         return self._norm(hidden)
@@ -67,9 +79,9 @@ class Llama:
 
 
 class _Layer:
-    """Attention, then the gated feed-forward network, each on the normalised residual stream."""
+    """Attention, then the feed-forward network or the experts, each on the normalised residual stream."""
 
-    def __init__(self, index: int, config: ModelConfig, load: _Loader) -> None:
+    def __init__(self, index: int, config: ModelConfig, load: WeightLoader, exchange: ExpertExchange | None) -> None:
         prefix = f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         eps = config.rms_norm_eps
@@ -87,14 +99,17 @@ class _Layer:
             self._k_norm = RmsNorm(load.tensor(f"{attention}.k_norm.weight"), eps)
         self._output = load.linear([f"{attention}.o_proj"], bias=config.output_bias)
         self._mlp_norm = RmsNorm(load.tensor(f"{prefix}.post_attention_layernorm.weight"), eps)
-        self._gate_up = load.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"], bias=config.mlp_bias)
-        self._down = load.linear([f"{mlp}.down_proj"], bias=config.mlp_bias)
+        experts = config.experts_of(index)
+        self.feed_forward: FeedForward | MixtureOfExperts
+        if experts is None:
+            self.feed_forward = FeedForward(mlp, load, bias=config.mlp_bias)
+        else:
+            self.feed_forward = MixtureOfExperts(mlp, experts, load, exchange)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend) -> Tensor:
         """x: [T, H]; cos, sin: [T, 1, D / 2]. Returns [T, H]."""
         x = x + self._attend(self._attention_norm(x), cos, sin, attention)
-        gate, up = self._gate_up(self._mlp_norm(x)).chunk(2, dim=-1)  # [T, I] each
-        return x + self._down(F.silu(gate).mul_(up))
+        return x + self.feed_forward(self._mlp_norm(x))
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend) -> Tensor:
         num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
@@ -105,20 +120,3 @@ class _Layer:
         q, k = torch.split(rotate(qk, cos, sin), [num_heads, num_kv_heads], dim=1)
         out = attention.attend(self._index, q, k, v)  # [T, N, D]
         return self._output(out.reshape(x.shape[0], num_heads * self._head_dim))
-
-
-class _Loader:
-    """Reads tensors into the computation's dtype and fuses matrices that share their input."""
-
-    def __init__(self, weights: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
-        self._weights = weights
-        self._dtype = dtype
-        self._device = device
-
-    def tensor(self, name: str) -> Tensor:
-        return self._weights.read(name).to(device=self._device, dtype=self._dtype)
-
-    def linear(self, names: list[str], *, bias: bool) -> Linear:
-        """One linear map whose output is the outputs of all named ones, in order."""
-        weight = torch.cat([self.tensor(f"{name}.weight") for name in names])
-        return Linear(weight, torch.cat([self.tensor(f"{name}.bias") for name in names]) if bias else None)

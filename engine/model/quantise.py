@@ -1,8 +1,9 @@
 """Quantisation on load: matrices of a floating-point checkpoint as blocks of 32 weights, in GGUF's own formats.
 
 int8 makes Q8_0 blocks (8.5 bits a weight). int4 makes Q4_1 blocks (5 bits) of most matrices, Q5_1 (6 bits) of down
-projections and Q8_0 of values, of the embedding and of the output matrix: an error there counts for most. Norms and
-biases stay as they are, and so do matrices whose rows are no multiple of 32. docs/models.md has the figures.
+projections and Q8_0 of values, of the embedding and of the output matrix: an error there counts for most. Norms,
+biases and the routers of experts stay as they are, and so do matrices whose rows are no multiple of 32.
+docs/models.md has the figures.
 
 This module is the reference; engine/native finds the same bytes, faster.
 """
@@ -32,6 +33,8 @@ _INT4_KINDS = {
     "v_proj.weight": "Q8_0",
     "down_proj.weight": "Q5_1",
 }
+# A rounded router sends tokens to other experts, and it is a thousandth of the weights.
+_NEVER_QUANTISED = ("mlp.gate.weight", "mlp.shared_expert_gate.weight")
 _BLOCK_KINDS = frozenset(("Q8_0", "Q5_1", "Q4_1"))
 _TYPE_IDS = {quant.name: type_id for type_id, quant in QUANT_TYPES.items()}
 _BLOCKS_AT_ONCE = 1 << 15
@@ -68,7 +71,7 @@ class QuantisedWeights:
         if len(shape) != 2:
             return None
         matrix = float_matrix(self._source, name)
-        if shape[1] % BLOCK:
+        if shape[1] % BLOCK or name.endswith(_NEVER_QUANTISED):
             return matrix
         try:
             return self._quantise(matrix, block_kind(name, self._quantization))

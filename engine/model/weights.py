@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
+from engine.model.config import ExpertConfig, ModelConfig
 
 
 class WeightSource(Protocol):
@@ -90,14 +90,33 @@ def expected_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, q_size)
         if config.output_bias:
             yield f"{prefix}.self_attn.o_proj.bias", (hidden,)
-        for name, shape in (
-            ("gate", (config.intermediate_size, hidden)),
-            ("up", (config.intermediate_size, hidden)),
-            ("down", (hidden, config.intermediate_size)),
-        ):
-            yield f"{prefix}.mlp.{name}_proj.weight", shape
-            if config.mlp_bias:
-                yield f"{prefix}.mlp.{name}_proj.bias", shape[:1]
+        experts = config.experts_of(layer)
+        if experts is None:
+            yield from _gated(f"{prefix}.mlp", config.intermediate_size, hidden, bias=config.mlp_bias)
+        else:
+            yield from _mixture(f"{prefix}.mlp", experts, hidden)
     yield "model.norm.weight", (hidden,)
     if not config.tied_embeddings:
         yield "lm_head.weight", (config.vocab_size, hidden)
+
+
+def _gated(prefix: str, intermediate: int, hidden: int, *, bias: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """One gated feed-forward network."""
+    for name, shape in (
+        ("gate", (intermediate, hidden)),
+        ("up", (intermediate, hidden)),
+        ("down", (hidden, intermediate)),
+    ):
+        yield f"{prefix}.{name}_proj.weight", shape
+        if bias:
+            yield f"{prefix}.{name}_proj.bias", shape[:1]
+
+
+def _mixture(prefix: str, experts: ExpertConfig, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The router, all experts, and what all tokens share."""
+    yield f"{prefix}.gate.weight", (experts.num_experts, hidden)
+    for expert in range(experts.num_experts):
+        yield from _gated(f"{prefix}.experts.{expert}", experts.intermediate_size, hidden)
+    if experts.shared_intermediate_size:
+        yield from _gated(f"{prefix}.shared_expert", experts.shared_intermediate_size, hidden)
+        yield f"{prefix}.shared_expert_gate.weight", (1, hidden)

@@ -232,6 +232,8 @@ class NativeAttention:
 
 def why_not(config: ModelConfig) -> str | None:
     """Why the native kernels do not run a model of this shape; None when they do."""
+    if config.experts is not None:
+        return f"it is a mixture of {config.experts.num_experts} experts, which torch computes"
     if config.head_dim % 16:
         return f"head_dim {config.head_dim} is no multiple of 16"
     if config.num_heads // config.num_kv_heads > _MAX_GROUP:

@@ -9,7 +9,10 @@ _NODES = (
     "--data-parallel-size-local and the head's --data-parallel-address"
 )
 _ONE_DEVICE = "a rank is one process on one device; leave it out, and give more ranks with --data-parallel-size"
-_LOCKSTEP = "it is about ranks that compute in lockstep, and ranks of a dense model don't; leave it out"
+_LOCKSTEP = (
+    "it tunes ranks that compute in lockstep; with --enable-expert-parallel they vote before every step and exchange "
+    "tokens over gloo or NCCL; leave it out"
+)
 _ALWAYS_ON = (
     "lost ranks are always restarted and their answers continued; leave it out (--max-rank-losses and "
     "--max-early-deaths set the limits)"
@@ -37,8 +40,6 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(
         (
-            "--enable-expert-parallel",
-            "-ep",
             "--all2all-backend",
             "--enable-eplb",
             "--eplb-config",

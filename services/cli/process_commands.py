@@ -114,6 +114,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         block_size=values["block_size"],
         seed=values["seed"],
         served_model_names=names,
+        enable_expert_parallel=values["enable_expert_parallel"],
     )
     advice = advisory_configuration(
         max_num_seqs=values["max_num_seqs"],
@@ -145,6 +146,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
             prefix_caching=values["enable_prefix_caching"],
             num_threads=values["num_threads"],
             num_spare_threads=values["num_spare_threads"] or 0,
+            expert_parallel=values["enable_expert_parallel"],
         ),
         head_target=values["head_target"],
         deployment_id=values["deployment_id"],

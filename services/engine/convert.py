@@ -299,6 +299,7 @@ def to_usage(usage: domain.Usage) -> wire.Usage:
 
 
 def to_load_stats(load: LoadSnapshot) -> wire.LoadStats:
+    group = load.lockstep
     return wire.LoadStats(
         waiting=load.waiting,
         running=load.running,
@@ -310,6 +311,9 @@ def to_load_stats(load: LoadSnapshot) -> wire.LoadStats:
         prefix_cache_hits_total=load.prefix_cache_hits_total,
         preemptions_total=load.preemptions_total,
         steps_total=load.steps_total,
+        group_steps_total=None if group is None else group.steps,
+        dummy_steps_total=None if group is None else group.dummy_steps,
+        exchanged_bytes_total=None if group is None else group.bytes_sent,
     )
 
 

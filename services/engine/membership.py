@@ -145,7 +145,7 @@ class Membership:
             raise OutOfOrderError("the head ended the stream without a welcome")
         lease.receive(response)
         welcome = response.welcome
-        self._state.welcomed(welcome.rank, welcome.coordinator_target or self._head_target)
+        self._state.welcomed(welcome.rank, welcome.coordinator_target or self._head_target, welcome.data_parallel_size)
         if self._lost_since is not None:
             _log.info("registered with the head at %s again", self._head_target)
         else:

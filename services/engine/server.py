@@ -23,6 +23,7 @@ from services.engine.intake import Intake
 from services.engine.load_feed import LoadFeed
 from services.engine.load_reporter import LoadReporter
 from services.engine.loading import Loading, build_from_checkpoint, read_tokenizer
+from services.engine.lockstep_rank import LockstepRank, check_collectives, with_place
 from services.engine.membership import HeadGoneError, Membership, RejectedError
 from services.engine.options import EngineOptions
 from services.engine.servicer import EngineServicer
@@ -98,7 +99,9 @@ class EngineProcess:
         self._intake = Intake(self._state)
         self._drain = Drain(self._state, self._intake)
         self._feed = LoadFeed()
-        self._loading = Loading(lambda progress: build(options.engine, progress), self._progress)
+        check_collectives(options)
+        self._engine_config = options.engine  # with its place in a group once the head has given one
+        self._loading = Loading(lambda progress: build(self._engine_config, progress), self._progress)
         self._engine_loop: EngineLoop | None = None
         archive = TokenizerArchive(lambda: tokenizer(options.engine))
         self._servicer = EngineServicer(self._state, self._intake, self._feed, archive)
@@ -107,6 +110,7 @@ class EngineProcess:
         self._server.add(ENGINE_SERVICE, wire.add_EngineServiceServicer_to_server, self._servicer)
         admin = AdminServicer(self._state, self._intake, self._drain)
         self._server.add(ADMIN_SERVICE, wire.add_AdminServiceServicer_to_server, admin)
+        self._others: list[asyncio.Task[None]] = []  # beside membership
         self._ending: asyncio.Future[_Ending] = self._event_loop.create_future()
 
     async def run(self) -> int:
@@ -121,7 +125,7 @@ class EngineProcess:
         await self._server.start()
         self._server.set_serving(ADMIN_SERVICE, True)
         membership = self._spawn(self._register(), "membership")
-        others = [
+        self._others += [
             self._spawn(self._load(), "loading"),
             self._spawn(self._announce_serving(), "health"),
             self._spawn(LoadReporter(self._state, self._feed, self._dialer.dial).run(), "load reports"),
@@ -130,9 +134,9 @@ class EngineProcess:
         try:
             ending = await self._ending
         except asyncio.CancelledError:
-            await self._stop(_Ending(EXIT_FAILED, "cancelled", 0.0), membership, others)
+            await self._stop(_Ending(EXIT_FAILED, "cancelled", 0.0), membership)
             raise
-        await self._stop(ending, membership, others)
+        await self._stop(ending, membership)
         return ending.exit_code
 
     def drain(self, timeout_s: float | None) -> None:
@@ -198,14 +202,25 @@ class EngineProcess:
     async def _load(self) -> None:
         started = time.monotonic()
         try:
+            self._engine_config = await with_place(self._options.engine, self._state)
             built = await self._loading.result()
         except (EngineError, OSError) as error:
             self._end(EXIT_FAILED, f"cannot load the model: {error}", 0.0)
             return
         facts = built.facts
-        loop = EngineLoop(built.core, self._deliver_threadsafe, on_failure=self._fail_threadsafe)
+        group = None if built.spread is None else LockstepRank(built.spread, self._state, self._dialer.dial)
+        loop = EngineLoop(
+            built.core,
+            self._deliver_threadsafe,
+            on_failure=self._fail_threadsafe,
+            lockstep=None if group is None else group.lockstep,
+        )
         loop.start()
         self._engine_loop = loop
+        if group is not None:
+            self._state.progress(wire.ENGINE_PHASE_FORMING_GROUP, 0, 0)
+            self._others.append(self._spawn(group.run(loop, self._options), "lockstep"))
+            await group.formed()  # nobody shall send requests before
         self._feed.open(loop)
         self._intake.open(loop, convert.Limits(facts.vocab_size, facts.max_model_len, facts.embedding_size))
         model = convert.to_model_info(
@@ -239,7 +254,7 @@ class EngineProcess:
         await stop.wait()
         self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
 
-    async def _stop(self, ending: _Ending, membership: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
+    async def _stop(self, ending: _Ending, membership: asyncio.Task[None]) -> None:
         log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART} else _log.error
         log("stopping: %s", ending.reason)
         self._state.stopping(ending.reason)
@@ -251,9 +266,9 @@ class EngineProcess:
         self._servicer.end_attachments()
         self._state.leave()
         await asyncio.wait({membership}, timeout=_GOODBYE_TIMEOUT_S)
-        for task in (membership, *others):
+        for task in (membership, *self._others):
             task.cancel()
-        await asyncio.wait({membership, *others})
+        await asyncio.wait({membership, *self._others})
         await self._server.stop(_STREAMS_TIMEOUT_S)
         loop = self._engine_loop
         if not await self._loading.cancel(_THREAD_TIMEOUT_S):

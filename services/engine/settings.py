@@ -31,6 +31,7 @@ def engine_config(
     prefix_caching: bool,
     num_threads: int | None,
     num_spare_threads: int = 0,
+    expert_parallel: bool = False,
 ) -> EngineConfig:
     """Raises ValueError, naming the field, for values that cannot work."""
     return EngineConfig(
@@ -56,4 +57,5 @@ def engine_config(
         prefix_caching=prefix_caching,
         num_threads=num_threads,
         num_spare_threads=num_spare_threads,
+        expert_parallel=expert_parallel,
     )

@@ -17,6 +17,7 @@ class Snapshot:
     phase_done: int = 0
     phase_total: int = 0  # 0: unknown
     rank: int | None = None  # None: the head has not assigned one yet
+    data_parallel_size: int = 1  # known with the rank
     coordinator_target: str = ""  # where CoordinatorService is; known with the rank
     model: wire.ModelInfo | None = None
     device: str = ""  # this and the next two: known once the model is loaded
@@ -78,8 +79,8 @@ class EngineState:
     def listening(self, targets: tuple[str, ...]) -> None:
         self._change(targets=targets)
 
-    def welcomed(self, rank: int, coordinator_target: str) -> None:
-        self._change(rank=rank, coordinator_target=coordinator_target)
+    def welcomed(self, rank: int, coordinator_target: str, data_parallel_size: int = 1) -> None:
+        self._change(rank=rank, coordinator_target=coordinator_target, data_parallel_size=data_parallel_size)
 
     def accepted(self) -> None:
         self._change(accepted=True)

@@ -59,10 +59,17 @@ class AdminServicer(wire.AdminServiceServicer):
         return wire.ResetPrefixCacheResponse(results=results)
 
     async def Pause(self, request: wire.PauseRequest, context: Any) -> wire.PauseResponse:
-        _not_served("Pause", "hold requests back at the gateways")
+        """Of a lockstep group, as a whole; answers when no rank steps."""
+        ranks = self._whole_group(request.selector, "Pause", "hold requests back at the gateways")
+        await self._control.wave_group.pause()
+        code = 0 if self._control.wave_group.is_pausing else grpc.StatusCode.ABORTED.value[0]
+        message = "paused" if not code else "the pause was taken back"
+        return wire.PauseResponse(results=[wire.RankResult(rank=rank, code=code, message=message) for rank in ranks])
 
     async def Resume(self, request: wire.ResumeRequest, context: Any) -> wire.ResumeResponse:
-        _not_served("Resume", "there is no Pause to take back either")
+        ranks = self._whole_group(request.selector, "Resume", "there is no Pause to take back either")
+        self._control.wave_group.resume()
+        return wire.ResumeResponse(results=[wire.RankResult(rank=rank, message="steps again") for rank in ranks])
 
     async def Sleep(self, request: wire.SleepRequest, context: Any) -> wire.SleepResponse:
         _not_served("Sleep", "stop the engine to free its memory")
@@ -82,6 +89,16 @@ class AdminServicer(wire.AdminServiceServicer):
         _log.warning("log level is %s from now on", set_log_level(request.level))
         level = wire.SetLogLevelRequest(level=request.level)
         return wire.SetLogLevelResponse(results=await self._calls.each(ranks, lambda engine: engine.SetLogLevel(level)))
+
+    def _whole_group(self, selector: wire.RankSelector, operation: str, instead: str) -> list[int]:
+        if not self._control.is_lockstep:
+            _not_served(operation, instead)
+        ranks = self._selected(selector)
+        members = list(self._control.wave_group.members)
+        if ranks != members:
+            words = f"leaves members of the lockstep group out, which stops as a whole: {members}; name all or none"
+            raise invalid_field("selector.ranks", words)
+        return ranks
 
     def _selected(self, selector: wire.RankSelector) -> list[int]:
         """In order, each once; none means all."""

@@ -19,6 +19,7 @@ from services.head.outbox import Outbox
 from services.head.roster import Change, Lease, Phase, RankRecord, RankState, Roster
 from services.head.roster_watch import RosterWatch
 from services.head.startup import Outcome, Startup
+from services.head.wave_group import WaveGroup
 from services.rpc.errors import RpcError
 from services.rpc.watched import Watched
 
@@ -74,9 +75,10 @@ class ControlPlane:
         self._on_serving = on_serving
         self._roster = Roster(rules, heartbeat_timeout_s=timing.heartbeat_timeout_s, now_s=now_s)
         self._startup = Startup(ready_timeout_s=timing.ready_timeout_s, local_ranks=local_ranks, now_s=now_s)
-        self._streams: dict[Lease, Outbox] = {}
+        self._streams: dict[Lease, Outbox[wire.RegisterResponse]] = {}
         self._rejections: deque[str] = deque(maxlen=_MAX_REJECTIONS_TOLD)
         self._ticked_s = now_s
+        self._wave_group: WaveGroup | None = None
         self._entries: dict[int, tuple[RankRecord, wire.RankEntry]] = {}
         self._load_snapshot = (wire.WatchLoadResponse(), 0, now_s)  # with its version and time
         self.roster_watch = RosterWatch(self._roster_message)
@@ -85,8 +87,20 @@ class ControlPlane:
 
     @property
     def epoch(self) -> int:
-        """Grows with the first regroup of a lockstep group; independent ranks have one epoch."""
-        return 1
+        """That of the lockstep group; independent ranks have one epoch."""
+        return self._wave_group.epoch if self._wave_group is not None else 1
+
+    @property
+    def is_lockstep(self) -> bool:
+        """A rank has asked for the company of the others."""
+        return self._wave_group is not None
+
+    @property
+    def wave_group(self) -> WaveGroup:
+        """Made when it is asked for: independent ranks never do."""
+        if self._wave_group is None:
+            self._wave_group = WaveGroup(range(self.rules.data_parallel_size), self._epoch_may_have_changed)
+        return self._wave_group
 
     @property
     def now_s(self) -> float:
@@ -104,7 +118,7 @@ class ControlPlane:
 
     # Frames of Register streams
 
-    def join(self, hello: Introduction, outbox: Outbox) -> Membership:
+    def join(self, hello: Introduction, outbox: Outbox[wire.RegisterResponse]) -> Membership:
         """Hello. Ends the stream of an older process of the same rank."""
         now_s = self.now_s
         remaining_s = self.startup_remaining_s
@@ -225,12 +239,16 @@ class ControlPlane:
         for lease, reason in self._roster.expire(now_s):
             error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
             self._end_stream(lease, error)
+        if self._wave_group is not None:
+            self._wave_group.tick(now_s)
         self._publish()
         return poll.outcome
 
     def close(self) -> None:
         """Ends all streams and watches; their callers dial again."""
         self._end_all_streams(head_stopping())
+        if self._wave_group is not None:
+            self._wave_group.close()
         self.roster_watch.close()
         self.load_watch.close()
 
@@ -264,6 +282,11 @@ class ControlPlane:
         if self.load_watch.value != self.loads.sequence:
             self.load_watch.publish(self.loads.sequence)
 
+    def _epoch_may_have_changed(self) -> None:
+        if self.epoch != self.roster_watch.value.epoch:
+            self._roster.sequence += 1
+            self._publish()
+
     def _apply(self, change: Change) -> None:
         rank, before, after = change.after.rank, change.before, change.after
         engine = after.engine or before.engine
@@ -274,6 +297,8 @@ class ControlPlane:
             self.loads.admit(rank, after.engine.incarnation)
         else:
             self.loads.remove(rank)
+        if self._wave_group is not None and before.lease is not None and before.lease != after.lease:
+            self._wave_group.gone(rank)
         if (before.state is RankState.READY) != (after.state is RankState.READY):
             self._on_serving(rank, after.state is RankState.READY)
 

@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 from muster import v1 as wire
 
 from services.head.control_plane import ControlPlane
-from services.rpc.errors import RpcError, invalid_field
+from services.head.wave_group import WaveOutbox
+from services.head.wave_session import WaveSession
+from services.rpc.errors import invalid_field
 
 DEFAULT_MIN_INTERVAL_S = 0.1
 LEAST_MIN_INTERVAL_S = 0.01
@@ -63,13 +64,18 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
     async def SyncWave(
         self, request_iterator: AsyncIterator[wire.SyncWaveRequest], context: Any
     ) -> AsyncIterator[wire.SyncWaveResponse]:
-        raise RpcError(
-            grpc.StatusCode.UNIMPLEMENTED,
-            "SyncWave is not served yet: this head coordinates ranks that compute independently. Dense models"
-            " never need it; mixture-of-experts models run with --data-parallel-size 1",
-            reason="SYNC_WAVE_UNIMPLEMENTED",
-        )
-        yield  # makes this a stream
+        outbox = WaveOutbox()
+        session = WaveSession(self._control, outbox)
+        # Reading and writing are independent: a start must reach a rank that says nothing.
+        reader = asyncio.create_task(session.read(request_iterator))
+        try:
+            async for frame in outbox.frames():
+                yield frame
+        finally:
+            session.close()
+            reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reader
 
     def _heartbeat(self) -> wire.WatchLoadResponse:
         control = self._control

@@ -1,27 +1,28 @@
-"""What the head has to say on one Register stream."""
+"""What the head has to say on one stream to an engine."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Generic, TypeVar
 
-from muster import v1 as wire
+Frame = TypeVar("Frame")
 
 
-class Outbox:
+class Outbox(Generic[Frame]):
     """Frames for one engine, in order, until `end`. The stream's handler is the only reader.
 
     Bounded by nature: the head sends one frame per frame of the engine, and commands of operators.
     """
 
     def __init__(self) -> None:
-        self._frames: deque[wire.RegisterResponse] = deque()
+        self._frames: deque[Frame] = deque()
         self._error: Exception | None = None
         self._ended = False
         self._changed = asyncio.Event()
 
-    def put(self, frame: wire.RegisterResponse) -> None:
+    def put(self, frame: Frame) -> None:
         if not self._ended:
             self._frames.append(frame)
             self._changed.set()
@@ -32,7 +33,7 @@ class Outbox:
             self._ended, self._error = True, error
             self._changed.set()
 
-    async def frames(self) -> AsyncIterator[wire.RegisterResponse]:
+    async def frames(self) -> AsyncIterator[Frame]:
         """Yields frames until the end; raises the error that ended the stream."""
         while True:
             while self._frames:

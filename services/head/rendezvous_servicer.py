@@ -23,7 +23,7 @@ class RendezvousServicer(wire.RendezvousServiceServicer):
     async def Register(
         self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
     ) -> AsyncIterator[wire.RegisterResponse]:
-        outbox = Outbox()
+        outbox = Outbox[wire.RegisterResponse]()
         session = Session(self._control, outbox)
         # Reading and writing are independent: a command must reach an engine that says nothing.
         reader = asyncio.create_task(session.read(request_iterator))

@@ -45,6 +45,7 @@ class Phase(Enum):
     LOADING_WEIGHTS = "loading weights"
     FITTING_CACHE = "fitting cache"
     WARMING_UP = "warming up"
+    FORMING_GROUP = "waiting for the other ranks of its group"
     SERVING = "serving"
 
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 class Session:
     """The reading side. What the head says goes to the outbox, which the stream's handler writes out."""
 
-    def __init__(self, control: ControlPlane, outbox: Outbox) -> None:
+    def __init__(self, control: ControlPlane, outbox: Outbox[wire.RegisterResponse]) -> None:
         self._control = control
         self._outbox = outbox
         self._lease: Lease | None = None

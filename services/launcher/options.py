@@ -40,6 +40,7 @@ class ServeOptions:
     data_parallel_address: str | None
     data_parallel_bind_address: str | None
     data_parallel_rpc_port: int
+    enable_expert_parallel: bool
     headless: bool
     deployment_id: str
     engine_host: str | None
@@ -178,6 +179,7 @@ def check(options: ServeOptions) -> None:
     else:
         _check_other_node(options)
     _check_sizes(options)
+    _check_expert_parallel(options)
     if options.quantization != "none" and options.device != "cpu":
         raise FlagCombinationError(
             f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
@@ -345,6 +347,22 @@ def _check_head_node(options: ServeOptions) -> None:
         raise FlagCombinationError(
             f"--heartbeat-timeout {options.heartbeat_timeout:g} is less than twice --heartbeat-interval "
             f"{options.heartbeat_interval:g}: one late heartbeat would lose a rank; raise --heartbeat-timeout"
+        )
+
+
+def _check_expert_parallel(options: ServeOptions) -> None:
+    if not options.enable_expert_parallel:
+        return
+    if options.kernels == "native":
+        raise FlagCombinationError(
+            "--enable-expert-parallel with --kernels native: the native kernels compute dense models only; leave one "
+            "of the two out"
+        )
+    if options.security.serves_tls and not (options.runs_head and is_loopback(options.head_bind_address)):
+        raise FlagCombinationError(
+            f"--enable-expert-parallel with --tls-cert {options.tls_cert} over several nodes: ranks exchange tokens "
+            "through torch.distributed, which cannot encrypt them; keep all ranks on one node, or leave --tls-cert out "
+            "and give the nodes a network of their own"
         )
 
 

@@ -86,6 +86,7 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
         block_size=options.block_size,
         seed=options.seed,
         served_model_names=places.served_model_names,
+        enable_expert_parallel=options.enable_expert_parallel,
     )
     arguments += ["--configuration", *(f"{key}={value}" for key, value in configuration.items())]
     advice = advisory_configuration(
@@ -109,6 +110,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     arguments += ["--data-parallel-size", str(options.data_parallel_size), "--deployment-id", options.deployment_id]
     if rank is not None:
         arguments += ["--rank", str(rank)]
+    arguments += ["--enable-expert-parallel"] if options.enable_expert_parallel else []
     if options.headless:
         arguments += ["--headless"]
     if options.runs_head:

@@ -14,6 +14,7 @@ _PHASES = {
     wire.ENGINE_PHASE_LOADING_WEIGHTS: "loading weights",
     wire.ENGINE_PHASE_FITTING_CACHE: "fitting the KV cache",
     wire.ENGINE_PHASE_WARMING_UP: "warming up",
+    wire.ENGINE_PHASE_FORMING_GROUP: "waiting for the other ranks",
     wire.ENGINE_PHASE_SERVING: "serving",
 }
 _STATES = {

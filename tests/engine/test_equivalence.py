@@ -19,7 +19,14 @@ from engine.core import EngineCore
 from engine.errors import CacheSizeError, CheckpointError, DeviceError
 from engine.request import FinishReason, Request, SamplingParams, StopConditions, TokenOutput
 from tests.support.naive_model import NaiveModel
-from tests.support.tiny_model import EOS_TOKEN_ID, TINY_CONFIG, tiny_config, tiny_state, write_huggingface_directory
+from tests.support.tiny_model import (
+    EOS_TOKEN_ID,
+    MIXTURES,
+    TINY_CONFIG,
+    tiny_config,
+    tiny_state,
+    write_huggingface_directory,
+)
 
 GREEDY = SamplingParams(temperature=0.0)
 NUM_TOKENS = 24
@@ -287,7 +294,7 @@ def test_scoring_generates_nothing(tiny_directory: Path) -> None:
     assert len(output.prompt.logprobs) == 40
 
 
-@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", *MIXTURES])
 def test_other_architectures(tmp_path: Path, architecture: str) -> None:
     config = tiny_config(architecture)
     naive = NaiveModel(config, tiny_state(config))

@@ -15,12 +15,12 @@ from engine.attention.backend import AttentionBatch
 from engine.attention.kv_cache import KvCache
 from engine.attention.torch_backend import TorchAttention
 from engine.errors import CheckpointError
-from engine.model.config import ModelConfig, RopeConfig, RopeKind
+from engine.model.config import ExpertConfig, ModelConfig, RopeConfig, RopeKind
 from engine.model.layers import Linear
 from engine.model.llama import Llama
 from engine.model.random_weights import RandomWeights
 from tests.support.naive_model import NaiveModel
-from tests.support.tiny_model import TINY_CONFIG, tiny_config, tiny_state, write_huggingface_directory
+from tests.support.tiny_model import MIXTURES, TINY_CONFIG, tiny_config, tiny_state, write_huggingface_directory
 
 CPU = torch.device("cpu")
 LLAMA3 = replace(
@@ -33,7 +33,16 @@ CONFIGS = {
     "llama3 rope": LLAMA3,
     "linear rope": LINEAR,
     "biased llama": BIASED,
-    **{name: tiny_config(name) for name in ("mistral", "qwen2", "qwen3")},
+    **{name: tiny_config(name) for name in ("mistral", "qwen2", "qwen3", *MIXTURES)},
+    "mixtral with a window": replace(tiny_config("mixtral"), sliding_window=24),
+    "qwen3_moe, weights as they are": replace(
+        tiny_config("qwen3_moe"),
+        experts=ExpertConfig(num_experts=10, num_active=3, intermediate_size=32, normalised=False),
+    ),
+    "qwen3_moe, one expert": replace(
+        tiny_config("qwen3_moe"),
+        experts=ExpertConfig(num_experts=5, num_active=1, intermediate_size=32, normalised=True),
+    ),
 }
 
 

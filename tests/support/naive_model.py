@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.model.config import ModelConfig
+from engine.model.config import ExpertConfig, ModelConfig
 from engine.model.rope import inverse_frequencies
 from engine.runner.noise import gumbel_noise, noise_key
 
@@ -31,8 +31,8 @@ class NaiveModel:
             prefix = f"model.layers.{layer}"
             x = x + self._attention(f"{prefix}.self_attn", self._norm(f"{prefix}.input_layernorm", x))
             h = self._norm(f"{prefix}.post_attention_layernorm", x)
-            gate, up = (self._linear(f"{prefix}.mlp.{name}_proj", h) for name in ("gate", "up"))
-            x = x + self._linear(f"{prefix}.mlp.down_proj", gate * torch.sigmoid(gate) * up)
+            experts = self._config.experts_of(layer)
+            x = x + (self._gated(f"{prefix}.mlp", h) if experts is None else self._mixture(f"{prefix}.mlp", h, experts))
         head = "model.embed_tokens" if self._config.tied_embeddings else "lm_head"
         return self._linear(head, self._norm("model.norm", x))
 
@@ -56,6 +56,29 @@ class NaiveModel:
             if tokens[-1] in stop_token_ids:
                 break
         return tokens[len(prompt) :]
+
+    def _gated(self, prefix: str, x: Tensor) -> Tensor:
+        gate, up = (self._linear(f"{prefix}.{name}_proj", x) for name in ("gate", "up"))
+        return self._linear(f"{prefix}.down_proj", gate * torch.sigmoid(gate) * up)
+
+    def _mixture(self, prefix: str, x: Tensor, experts: ExpertConfig) -> Tensor:
+        """All tokens through all experts, and all but the heaviest get weight 0."""
+        probabilities = self._linear(f"{prefix}.gate", x).softmax(dim=-1)
+        least = probabilities.sort(dim=-1, descending=True).values[:, experts.num_active - 1 : experts.num_active]
+        weights = torch.where(probabilities >= least, probabilities, torch.zeros_like(probabilities))
+        if experts.normalised:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        out = sum(
+            (
+                weights[:, expert, None] * self._gated(f"{prefix}.experts.{expert}", x)
+                for expert in range(experts.num_experts)
+            ),
+            torch.zeros_like(x),
+        )
+        if experts.shared_intermediate_size:
+            gate = torch.sigmoid(self._linear(f"{prefix}.shared_expert_gate", x))
+            out = out + gate * self._gated(f"{prefix}.shared_expert", x)
+        return out
 
     def _attention(self, prefix: str, x: Tensor) -> Tensor:
         config, length = self._config, len(x)

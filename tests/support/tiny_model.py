@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from engine.model.config import ModelConfig, RopeConfig, RopeKind
+from engine.model.config import ExpertConfig, ModelConfig, RopeConfig, RopeKind
 from engine.model.random_weights import RandomWeights
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
@@ -49,7 +49,11 @@ _HF_CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
+_GGUF_ARCHITECTURES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 _GGUF_LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -62,7 +66,14 @@ _GGUF_LAYER_NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
 def tiny_config(architecture: str) -> ModelConfig:
@@ -72,6 +83,30 @@ def tiny_config(architecture: str) -> ModelConfig:
         "mistral": replace(TINY_CONFIG, architecture="mistral", sliding_window=24),
         "qwen2": replace(TINY_CONFIG, architecture="qwen2", qkv_bias=True, tied_embeddings=True),
         "qwen3": replace(TINY_CONFIG, architecture="qwen3", qk_norm=True, head_dim=32),
+        "mixtral": replace(
+            TINY_CONFIG,
+            architecture="mixtral",
+            intermediate_size=96,
+            experts=ExpertConfig(num_experts=8, num_active=2, intermediate_size=96, normalised=True),
+        ),
+        "qwen2_moe": replace(
+            TINY_CONFIG,
+            architecture="qwen2_moe",
+            qkv_bias=True,
+            experts=ExpertConfig(
+                num_experts=6, num_active=3, intermediate_size=32, normalised=False, shared_intermediate_size=96
+            ),
+        ),
+        "qwen3_moe": replace(
+            TINY_CONFIG,
+            architecture="qwen3_moe",
+            qk_norm=True,
+            num_layers=3,
+            head_dim=32,
+            experts=ExpertConfig(
+                num_experts=10, num_active=4, intermediate_size=32, normalised=True, dense_layers=frozenset({1})
+            ),
+        ),
     }
     return variants[architecture]
 
@@ -90,7 +125,7 @@ def write_huggingface_directory(
     _write_json(directory / "config.json", huggingface_config(config))
     _write_json(directory / "generation_config.json", {"eos_token_id": [EOS_TOKEN_ID, NUM_BYTES]})
     _write_tokenizer(directory)
-    state = tiny_state(config, seed)
+    state = {_huggingface_name(name, config): values for name, values in tiny_state(config, seed).items()}
     if num_shards == 1:
         save_file(state, directory / "model.safetensors")
         return directory
@@ -128,6 +163,8 @@ def huggingface_config(config: ModelConfig) -> dict[str, object]:
         "eos_token_id": EOS_TOKEN_ID,
         "torch_dtype": "float32",
     }
+    if config.experts is not None:
+        fields |= _expert_fields(config.experts, config.architecture)
     rope = config.rope
     if rope.kind is not RopeKind.DEFAULT:
         fields["rope_scaling"] = {
@@ -140,6 +177,20 @@ def huggingface_config(config: ModelConfig) -> dict[str, object]:
     return fields
 
 
+def _expert_fields(experts: ExpertConfig, architecture: str) -> dict[str, object]:
+    if architecture == "mixtral":
+        return {"num_local_experts": experts.num_experts, "num_experts_per_tok": experts.num_active}
+    return {
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.num_active,
+        "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.normalised,
+        "shared_expert_intermediate_size": experts.shared_intermediate_size,
+        "mlp_only_layers": sorted(experts.dense_layers),
+        "decoder_sparse_step": 1,
+    }
+
+
 def write_gguf(
     path: Path,
     config: ModelConfig = TINY_CONFIG,
@@ -147,7 +198,7 @@ def write_gguf(
     matrix_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> Path:
     """The same model as a GGUF file; matrices in `matrix_type`, norms and biases in F32. Returns the path."""
-    writer = gguf.GGUFWriter(path, config.architecture)
+    writer = gguf.GGUFWriter(path, _GGUF_ARCHITECTURES.get(config.architecture, config.architecture))
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position)
     writer.add_embedding_length(config.hidden_size)
@@ -158,6 +209,11 @@ def write_gguf(
     writer.add_rope_dimension_count(config.head_dim)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.experts is not None:
+        writer.add_expert_count(config.experts.num_experts)
+        writer.add_expert_used_count(config.experts.num_active)
+        if config.architecture != "mixtral":
+            writer.add_expert_feed_forward_length(config.experts.intermediate_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*byte_symbols(), *SPECIAL_TOKENS])
@@ -166,9 +222,9 @@ def write_gguf(
     writer.add_bos_token_id(BOS_TOKEN_ID)
     writer.add_eos_token_id(EOS_TOKEN_ID)
     writer.add_chat_template(CHAT_TEMPLATE)
-    for name, tensor in tiny_state(config, seed).items():
+    for name, tensor in _with_stacked_experts(tiny_state(config, seed), config).items():
         values = tensor
-        if config.architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+        if config.architecture in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
             values = _interleave(values, config.num_heads if "q_proj" in name else config.num_kv_heads)
         kind = matrix_type if values.dim() > 1 else gguf.GGMLQuantizationType.F32
         data = gguf.quantize(values.contiguous().numpy(), kind)
@@ -178,6 +234,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _with_stacked_experts(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """What converters do to experts: one tensor for all of a layer; the shared one's gate is a vector."""
+    if config.experts is None:
+        return state
+    stacked = {name: values for name, values in state.items() if ".experts." not in name}
+    for layer in range(config.num_layers):
+        if config.experts_of(layer) is None:
+            continue
+        prefix = f"model.layers.{layer}.mlp.experts"
+        for part in _MIXTRAL_NAMES:
+            parts = [state[f"{prefix}.{expert}.{part}.weight"] for expert in range(config.experts.num_experts)]
+            stacked[f"{prefix}.{part}.weight"] = torch.stack(parts)
+    return {name: values[0] if "shared_expert_gate" in name else values for name, values in stacked.items()}
 
 
 def byte_symbols() -> list[str]:
@@ -204,7 +275,20 @@ def _gguf_name(name: str) -> str:
         return top[name]
     _, _, layer, rest = name.split(".", 3)
     stem, kind = rest.rsplit(".", 1)
+    if stem.startswith("mlp.experts."):
+        part = stem.removeprefix("mlp.experts.").removesuffix("_proj")
+        return f"blk.{layer}.ffn_{part}_exps.{kind}"
     return f"blk.{layer}.{_GGUF_LAYER_NAMES[stem]}.{kind}"
+
+
+def _huggingface_name(name: str, config: ModelConfig) -> str:
+    """Mixtral has names of its own for its experts."""
+    if config.architecture != "mixtral" or ".mlp." not in name:
+        return name
+    name = name.replace(".mlp.", ".block_sparse_moe.")
+    for common, own in _MIXTRAL_NAMES.items():
+        name = name.replace(f".{common}.", f".{own}.")
+    return name
 
 
 def _write_tokenizer(directory: Path) -> None:

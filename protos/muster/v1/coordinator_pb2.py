@@ -27,7 +27,7 @@ from muster.v1 import load_pb2 as muster_dot_v1_dot_load__pb2
 from muster.v1 import rendezvous_pb2 as muster_dot_v1_dot_rendezvous__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmuster/v1/coordinator.proto\x12\tmuster.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14muster/v1/load.proto\x1a\x1amuster/v1/rendezvous.proto\"m\n\x11ReportLoadRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.muster.v1.LoadStats\".\n\x12ReportLoadResponse\x12\x18\n\x10\x61\x63\x63\x65pted_reports\x18\x01 \x01(\x04\"z\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"v\n\x11WatchLoadResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10head_incarnation\x18\x02 \x01(\x04\x12\"\n\x05loads\x18\x03 \x03(\x0b\x32\x13.muster.v1.RankLoad\x12\x11\n\theartbeat\x18\x04 \x01(\x08\"\xb8\x01\n\x0fSyncWaveRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x07started\x18\x03 \x01(\x0b\x32\x16.muster.v1.WaveStartedH\x00\x12+\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x17.muster.v1.WaveFinishedH\x00\x12\'\n\x06paused\x18\x05 \x01(\x0b\x32\x15.muster.v1.WavePausedH\x00\x42\x07\n\x05\x66rame\"\x1b\n\x0bWaveStarted\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"+\n\x0cWaveFinished\x12\x0c\n\x04wave\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\"\x1a\n\nWavePaused\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"\xa1\x01\n\x10SyncWaveResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x14.muster.v1.StartWaveH\x00\x12%\n\x05pause\x18\x03 \x01(\x0b\x32\x14.muster.v1.PauseWaveH\x00\x12\'\n\x06resume\x18\x04 \x01(\x0b\x32\x15.muster.v1.ResumeWaveH\x00\x42\x07\n\x05\x66rame\"\x19\n\tStartWave\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"\x0b\n\tPauseWave\"\x0c\n\nResumeWave2\xf4\x01\n\x12\x43oordinatorService\x12K\n\nReportLoad\x12\x1c.muster.v1.ReportLoadRequest\x1a\x1d.muster.v1.ReportLoadResponse(\x01\x12H\n\tWatchLoad\x12\x1b.muster.v1.WatchLoadRequest\x1a\x1c.muster.v1.WatchLoadResponse0\x01\x12G\n\x08SyncWave\x12\x1a.muster.v1.SyncWaveRequest\x1a\x1b.muster.v1.SyncWaveResponse(\x01\x30\x01\x42%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bmuster/v1/coordinator.proto\x12\tmuster.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x14muster/v1/load.proto\x1a\x1amuster/v1/rendezvous.proto\"m\n\x11ReportLoadRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\x12#\n\x05stats\x18\x04 \x01(\x0b\x32\x14.muster.v1.LoadStats\".\n\x12ReportLoadResponse\x12\x18\n\x10\x61\x63\x63\x65pted_reports\x18\x01 \x01(\x04\"z\n\x10WatchLoadRequest\x12/\n\x0cmin_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x35\n\x12heartbeat_interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"v\n\x11WatchLoadResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10head_incarnation\x18\x02 \x01(\x04\x12\"\n\x05loads\x18\x03 \x03(\x0b\x32\x13.muster.v1.RankLoad\x12\x11\n\theartbeat\x18\x04 \x01(\x08\"\xa6\x02\n\x0fSyncWaveRequest\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12)\n\x07started\x18\x03 \x01(\x0b\x32\x16.muster.v1.WaveStartedH\x00\x12+\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x17.muster.v1.WaveFinishedH\x00\x12\'\n\x06paused\x18\x05 \x01(\x0b\x32\x15.muster.v1.WavePausedH\x00\x12\'\n\x08standing\x18\x06 \x01(\x0b\x32\x13.muster.v1.StandingH\x00\x12.\n\tlistening\x18\x07 \x01(\x0b\x32\x19.muster.v1.GroupListeningH\x00\x12\x13\n\x0bincarnation\x18\x08 \x01(\x04\x42\x07\n\x05\x66rame\";\n\x08Standing\x12\x0c\n\x04wave\x18\x01 \x01(\x04\x12\x0f\n\x07running\x18\x02 \x01(\x08\x12\x10\n\x08has_work\x18\x03 \x01(\x08\"&\n\x0eGroupListening\x12\x14\n\x0cgroup_target\x18\x01 \x01(\t\"\x1b\n\x0bWaveStarted\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"+\n\x0cWaveFinished\x12\x0c\n\x04wave\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\")\n\nWavePaused\x12\x0c\n\x04wave\x18\x01 \x01(\x04\x12\r\n\x05steps\x18\x02 \x01(\x04\"\xf7\x01\n\x10SyncWaveResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12%\n\x05start\x18\x02 \x01(\x0b\x32\x14.muster.v1.StartWaveH\x00\x12%\n\x05pause\x18\x03 \x01(\x0b\x32\x14.muster.v1.PauseWaveH\x00\x12+\n\x06resume\x18\x04 \x01(\x0b\x32\x15.muster.v1.ResumeWaveB\x02\x18\x01H\x00\x12$\n\x04\x66orm\x18\x05 \x01(\x0b\x32\x14.muster.v1.FormGroupH\x00\x12*\n\x07\x64isband\x18\x06 \x01(\x0b\x32\x17.muster.v1.DisbandGroupH\x00\x42\x07\n\x05\x66rame\"\x19\n\tStartWave\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"\x19\n\tPauseWave\x12\x0c\n\x04wave\x18\x01 \x01(\x04\"\x0c\n\nResumeWave\"2\n\tFormGroup\x12\x0f\n\x07members\x18\x01 \x03(\r\x12\x14\n\x0cgroup_target\x18\x02 \x01(\t\"\x1e\n\x0c\x44isbandGroup\x12\x0e\n\x06reason\x18\x01 \x01(\t2\xf4\x01\n\x12\x43oordinatorService\x12K\n\nReportLoad\x12\x1c.muster.v1.ReportLoadRequest\x1a\x1d.muster.v1.ReportLoadResponse(\x01\x12H\n\tWatchLoad\x12\x1b.muster.v1.WatchLoadRequest\x1a\x1c.muster.v1.WatchLoadResponse0\x01\x12G\n\x08SyncWave\x12\x1a.muster.v1.SyncWaveRequest\x1a\x1b.muster.v1.SyncWaveResponse(\x01\x30\x01\x42%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.coordinator_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.muster.v1P\001Z\022muster/v1;musterv1'
+  _globals['_SYNCWAVERESPONSE'].fields_by_name['resume']._loaded_options = None
+  _globals['_SYNCWAVERESPONSE'].fields_by_name['resume']._serialized_options = b'\030\001'
   _globals['_REPORTLOADREQUEST']._serialized_start=124
   _globals['_REPORTLOADREQUEST']._serialized_end=233
   _globals['_REPORTLOADRESPONSE']._serialized_start=235
@@ -44,21 +46,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHLOADRESPONSE']._serialized_start=407
   _globals['_WATCHLOADRESPONSE']._serialized_end=525
   _globals['_SYNCWAVEREQUEST']._serialized_start=528
-  _globals['_SYNCWAVEREQUEST']._serialized_end=712
-  _globals['_WAVESTARTED']._serialized_start=714
-  _globals['_WAVESTARTED']._serialized_end=741
-  _globals['_WAVEFINISHED']._serialized_start=743
-  _globals['_WAVEFINISHED']._serialized_end=786
-  _globals['_WAVEPAUSED']._serialized_start=788
-  _globals['_WAVEPAUSED']._serialized_end=814
-  _globals['_SYNCWAVERESPONSE']._serialized_start=817
-  _globals['_SYNCWAVERESPONSE']._serialized_end=978
-  _globals['_STARTWAVE']._serialized_start=980
-  _globals['_STARTWAVE']._serialized_end=1005
-  _globals['_PAUSEWAVE']._serialized_start=1007
-  _globals['_PAUSEWAVE']._serialized_end=1018
-  _globals['_RESUMEWAVE']._serialized_start=1020
-  _globals['_RESUMEWAVE']._serialized_end=1032
-  _globals['_COORDINATORSERVICE']._serialized_start=1035
-  _globals['_COORDINATORSERVICE']._serialized_end=1279
+  _globals['_SYNCWAVEREQUEST']._serialized_end=822
+  _globals['_STANDING']._serialized_start=824
+  _globals['_STANDING']._serialized_end=883
+  _globals['_GROUPLISTENING']._serialized_start=885
+  _globals['_GROUPLISTENING']._serialized_end=923
+  _globals['_WAVESTARTED']._serialized_start=925
+  _globals['_WAVESTARTED']._serialized_end=952
+  _globals['_WAVEFINISHED']._serialized_start=954
+  _globals['_WAVEFINISHED']._serialized_end=997
+  _globals['_WAVEPAUSED']._serialized_start=999
+  _globals['_WAVEPAUSED']._serialized_end=1040
+  _globals['_SYNCWAVERESPONSE']._serialized_start=1043
+  _globals['_SYNCWAVERESPONSE']._serialized_end=1290
+  _globals['_STARTWAVE']._serialized_start=1292
+  _globals['_STARTWAVE']._serialized_end=1317
+  _globals['_PAUSEWAVE']._serialized_start=1319
+  _globals['_PAUSEWAVE']._serialized_end=1344
+  _globals['_RESUMEWAVE']._serialized_start=1346
+  _globals['_RESUMEWAVE']._serialized_end=1358
+  _globals['_FORMGROUP']._serialized_start=1360
+  _globals['_FORMGROUP']._serialized_end=1410
+  _globals['_DISBANDGROUP']._serialized_start=1412
+  _globals['_DISBANDGROUP']._serialized_end=1442
+  _globals['_COORDINATORSERVICE']._serialized_start=1445
+  _globals['_COORDINATORSERVICE']._serialized_end=1689
 # @@protoc_insertion_point(module_scope)

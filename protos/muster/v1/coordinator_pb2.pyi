@@ -19,6 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -153,7 +158,7 @@ Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
 
 @_typing.final
 class SyncWaveRequest(_message.Message):
-    """SyncWaveRequest is one frame from a rank or from a gateway's engine."""
+    """SyncWaveRequest is one frame from a rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -162,13 +167,20 @@ class SyncWaveRequest(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
+    STANDING_FIELD_NUMBER: _builtins.int
+    LISTENING_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """rank that speaks, global."""
     epoch: _builtins.int
-    """epoch of the group the rank believes in; an older one is refused."""
+    """epoch of the group that the frame is about; 0 in a Standing without group."""
+    incarnation: _builtins.int
+    """incarnation of the engine process, as in Hello; a stream of a process that
+    does not hold the rank ends with FAILED_PRECONDITION.
+    """
     @_builtins.property
     def started(self) -> Global___WaveStarted:
-        """started: this rank got work while the group was idle."""
+        """started: this rank has work while the group is idle."""
 
     @_builtins.property
     def finished(self) -> Global___WaveFinished:
@@ -176,7 +188,15 @@ class SyncWaveRequest(_message.Message):
 
     @_builtins.property
     def paused(self) -> Global___WavePaused:
-        """paused: this rank reached the agreed pause."""
+        """paused: the group stopped for a pause."""
+
+    @_builtins.property
+    def standing(self) -> Global___Standing:
+        """standing: where this rank is."""
+
+    @_builtins.property
+    def listening(self) -> Global___GroupListening:
+        """listening: the first member awaits the others."""
 
     def __init__(
         self,
@@ -186,26 +206,85 @@ class SyncWaveRequest(_message.Message):
         started: Global___WaveStarted | None = ...,
         finished: Global___WaveFinished | None = ...,
         paused: Global___WavePaused | None = ...,
+        standing: Global___Standing | None = ...,
+        listening: Global___GroupListening | None = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "paused", b"paused", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "frame", b"frame", "listening", b"listening", "paused", b"paused", "standing", b"standing", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finished", b"finished", "frame", b"frame", "paused", b"paused", "rank", b"rank", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "finished", b"finished", "frame", b"frame", "incarnation", b"incarnation", "listening", b"listening", "paused", b"paused", "rank", b"rank", "standing", b"standing", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["started", "finished", "paused"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["started", "finished", "paused", "standing", "listening"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
 Global___SyncWaveRequest: _TypeAlias = SyncWaveRequest  # noqa: Y015
 
 @_typing.final
+class Standing(_message.Message):
+    """Standing tells where a rank is: first on every stream, and whenever it left
+    its group or entered one. The head can rebuild everything from it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAVE_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
+    HAS_WORK_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
+    """wave the rank is in, or the next one while it is idle."""
+    running: _builtins.bool
+    """running: the rank steps in this wave."""
+    has_work: _builtins.bool
+    """has_work: requests of this rank are unfinished."""
+    def __init__(
+        self,
+        *,
+        wave: _builtins.int = ...,
+        running: _builtins.bool = ...,
+        has_work: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_work", b"has_work", "running", b"running", "wave", b"wave"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Standing: _TypeAlias = Standing  # noqa: Y015
+
+@_typing.final
+class GroupListening(_message.Message):
+    """GroupListening answers a FormGroup without target."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_TARGET_FIELD_NUMBER: _builtins.int
+    group_target: _builtins.str
+    """group_target where the other members reach this one, "host:port"."""
+    def __init__(
+        self,
+        *,
+        group_target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_target", b"group_target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupListening: _TypeAlias = GroupListening  # noqa: Y015
+
+@_typing.final
 class WaveStarted(_message.Message):
-    """WaveStarted reports that a rank woke up."""
+    """WaveStarted reports that a rank has work and the group is idle. It steps
+    when the head starts the wave, not before.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAVE_FIELD_NUMBER: _builtins.int
     wave: _builtins.int
-    """wave the rank started."""
+    """wave to start."""
     def __init__(
         self,
         *,
@@ -221,7 +300,7 @@ Global___WaveStarted: _TypeAlias = WaveStarted  # noqa: Y015
 
 @_typing.final
 class WaveFinished(_message.Message):
-    """WaveFinished reports that a wave ended."""
+    """WaveFinished reports that a wave ended, from the first member of the group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -247,21 +326,27 @@ Global___WaveFinished: _TypeAlias = WaveFinished  # noqa: Y015
 
 @_typing.final
 class WavePaused(_message.Message):
-    """WavePaused reports that a rank stopped at an agreed step."""
+    """WavePaused reports that all members stopped at the same step for a pause,
+    from the first of them. The wave has ended: the next one is wave + 1.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAVE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     wave: _builtins.int
     """wave in which the group stopped."""
+    steps: _builtins.int
+    """steps of the wave."""
     def __init__(
         self,
         *,
         wave: _builtins.int = ...,
+        steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wave", b"wave"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps", "wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -277,19 +362,30 @@ class SyncWaveResponse(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
     RESUME_FIELD_NUMBER: _builtins.int
+    FORM_FIELD_NUMBER: _builtins.int
+    DISBAND_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """epoch of the group."""
+    """epoch of the group that the frame is about."""
     @_builtins.property
     def start(self) -> Global___StartWave:
         """start asks the rank to step in the named wave."""
 
     @_builtins.property
     def pause(self) -> Global___PauseWave:
-        """pause asks the rank to stop at the next agreement."""
+        """pause asks the rank to stop the named wave at the next agreement."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def resume(self) -> Global___ResumeWave:
-        """resume lets a paused rank step again."""
+        """resume is not sent: a pause ends a wave, and start begins the next one."""
+
+    @_builtins.property
+    def form(self) -> Global___FormGroup:
+        """form asks the rank to form the group of a new epoch."""
+
+    @_builtins.property
+    def disband(self) -> Global___DisbandGroup:
+        """disband asks the rank to leave the group of the named epoch."""
 
     def __init__(
         self,
@@ -298,12 +394,14 @@ class SyncWaveResponse(_message.Message):
         start: Global___StartWave | None = ...,
         pause: Global___PauseWave | None = ...,
         resume: Global___ResumeWave | None = ...,
+        form: Global___FormGroup | None = ...,
+        disband: Global___DisbandGroup | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disband", b"disband", "form", b"form", "frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disband", b"disband", "epoch", b"epoch", "form", b"form", "frame", b"frame", "pause", b"pause", "resume", b"resume", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["start", "pause", "resume"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["start", "pause", "resume", "form", "disband"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -311,13 +409,15 @@ Global___SyncWaveResponse: _TypeAlias = SyncWaveResponse  # noqa: Y015
 
 @_typing.final
 class StartWave(_message.Message):
-    """StartWave starts a wave on a rank."""
+    """StartWave starts a wave on a rank. The same start may come twice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAVE_FIELD_NUMBER: _builtins.int
     wave: _builtins.int
-    """wave to start; a rank in a later wave ignores it."""
+    """wave to start. A rank that is in an earlier wave starts it when that one
+    ends; a rank in a later wave ignores it.
+    """
     def __init__(
         self,
         *,
@@ -333,16 +433,23 @@ Global___StartWave: _TypeAlias = StartWave  # noqa: Y015
 
 @_typing.final
 class PauseWave(_message.Message):
-    """PauseWave pauses the group."""
+    """PauseWave pauses the group: every rank of it votes for a pause from now on,
+    and on the step on which all do, all stop.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    WAVE_FIELD_NUMBER: _builtins.int
+    wave: _builtins.int
+    """wave to stop; a rank in a later wave ignores it."""
     def __init__(
         self,
+        *,
+        wave: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wave", b"wave"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -350,7 +457,7 @@ Global___PauseWave: _TypeAlias = PauseWave  # noqa: Y015
 
 @_typing.final
 class ResumeWave(_message.Message):
-    """ResumeWave resumes the group."""
+    """ResumeWave was to resume the group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -364,3 +471,58 @@ class ResumeWave(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeWave: _TypeAlias = ResumeWave  # noqa: Y015
+
+@_typing.final
+class FormGroup(_message.Message):
+    """FormGroup forms a group whose members exchange tokens by collectives."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    GROUP_TARGET_FIELD_NUMBER: _builtins.int
+    group_target: _builtins.str
+    """group_target where the first member listens; empty for that member, which
+    binds a port and answers with GroupListening.
+    """
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """members of the group, global ranks, in order of their group index."""
+
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[_builtins.int] | None = ...,
+        group_target: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_target", b"group_target", "members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FormGroup: _TypeAlias = FormGroup  # noqa: Y015
+
+@_typing.final
+class DisbandGroup(_message.Message):
+    """DisbandGroup ends a group, because a member left. The rank ends the exchange
+    that it may be waiting in, keeps its requests, and says Standing without a
+    group.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """reason for the log."""
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisbandGroup: _TypeAlias = DisbandGroup  # noqa: Y015

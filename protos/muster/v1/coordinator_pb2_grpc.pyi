@@ -46,8 +46,26 @@ class CoordinatorServiceStub:
     """
     SyncWave: _grpc.StreamStreamMultiCallable[_coordinator_pb2.SyncWaveRequest, _coordinator_pb2.SyncWaveResponse]
     """SyncWave keeps ranks of a mixture-of-experts model in lockstep: they step
-    together while any of them has work. Dense models never open it. A broken
-    stream means that the rank left the group; the head then regroups.
+    together while any of them has work. Dense models never open it.
+
+    Words. A group is the set of ranks that exchange tokens; it is formed under
+    an epoch, and every frame names the one it is about. A wave is one stretch
+    of steps of a group, from a start that the head gives to the step on which
+    its ranks agree to stop; waves of an epoch are numbered from 0.
+
+    Order of frames. Rank: Standing first, whenever the stream is opened and
+    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
+    answers with GroupListening; FormGroup with that target to the others; each
+    member says Standing once the group has formed around it. From then on a
+    rank that has work while the group is idle says WaveStarted, the head says
+    StartWave to all members, and no rank steps without it. When the members
+    agree to stop, the first of them says WaveFinished or WavePaused.
+
+    Ends. A stream that breaks alone changes nothing: the rank opens another
+    one, says where it stands, and is told again what it may have missed; so it
+    is with a head that was restarted. When a member's lease ends, the head
+    says DisbandGroup to the others, and forms the group of the next epoch when
+    all its members are there. Frames of an earlier epoch are ignored.
     """
 
 @_typing.type_check_only
@@ -68,8 +86,26 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     """
     SyncWave: _aio.StreamStreamMultiCallable[_coordinator_pb2.SyncWaveRequest, _coordinator_pb2.SyncWaveResponse]  # type: ignore[assignment]
     """SyncWave keeps ranks of a mixture-of-experts model in lockstep: they step
-    together while any of them has work. Dense models never open it. A broken
-    stream means that the rank left the group; the head then regroups.
+    together while any of them has work. Dense models never open it.
+
+    Words. A group is the set of ranks that exchange tokens; it is formed under
+    an epoch, and every frame names the one it is about. A wave is one stretch
+    of steps of a group, from a start that the head gives to the step on which
+    its ranks agree to stop; waves of an epoch are numbered from 0.
+
+    Order of frames. Rank: Standing first, whenever the stream is opened and
+    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
+    answers with GroupListening; FormGroup with that target to the others; each
+    member says Standing once the group has formed around it. From then on a
+    rank that has work while the group is idle says WaveStarted, the head says
+    StartWave to all members, and no rank steps without it. When the members
+    agree to stop, the first of them says WaveFinished or WavePaused.
+
+    Ends. A stream that breaks alone changes nothing: the rank opens another
+    one, says where it stands, and is told again what it may have missed; so it
+    is with a head that was restarted. When a member's lease ends, the head
+    says DisbandGroup to the others, and forms the group of the next epoch when
+    all its members are there. Frames of an earlier epoch are ignored.
     """
 
 class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -105,8 +141,26 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.SyncWaveResponse], _abc.AsyncIterator[_coordinator_pb2.SyncWaveResponse]]:
         """SyncWave keeps ranks of a mixture-of-experts model in lockstep: they step
-        together while any of them has work. Dense models never open it. A broken
-        stream means that the rank left the group; the head then regroups.
+        together while any of them has work. Dense models never open it.
+
+        Words. A group is the set of ranks that exchange tokens; it is formed under
+        an epoch, and every frame names the one it is about. A wave is one stretch
+        of steps of a group, from a start that the head gives to the step on which
+        its ranks agree to stop; waves of an epoch are numbered from 0.
+
+        Order of frames. Rank: Standing first, whenever the stream is opened and
+        after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
+        answers with GroupListening; FormGroup with that target to the others; each
+        member says Standing once the group has formed around it. From then on a
+        rank that has work while the group is idle says WaveStarted, the head says
+        StartWave to all members, and no rank steps without it. When the members
+        agree to stop, the first of them says WaveFinished or WavePaused.
+
+        Ends. A stream that breaks alone changes nothing: the rank opens another
+        one, says where it stands, and is told again what it may have missed; so it
+        is with a head that was restarted. When a member's lease ends, the head
+        says DisbandGroup to the others, and forms the group of the next epoch when
+        all its members are there. Frames of an earlier epoch are ignored.
         """
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/load.proto\x12\tmuster.v1\"\xe5\x03\n\tLoadStats\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x15\n\x08kv_usage\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0ewaiting_tokens\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12 \n\x13prompt_tokens_total\x18\x05 \x01(\x04H\x02\x88\x01\x01\x12#\n\x16generated_tokens_total\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\'\n\x1aprefix_cache_queries_total\x18\x07 \x01(\x04H\x04\x88\x01\x01\x12$\n\x17prefix_cache_hits_total\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x1e\n\x11preemptions_total\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x18\n\x0bsteps_total\x18\n \x01(\x04H\x07\x88\x01\x01\x42\x0b\n\t_kv_usageB\x11\n\x0f_waiting_tokensB\x16\n\x14_prompt_tokens_totalB\x19\n\x17_generated_tokens_totalB\x1d\n\x1b_prefix_cache_queries_totalB\x1a\n\x18_prefix_cache_hits_totalB\x14\n\x12_preemptions_totalB\x0e\n\x0c_steps_totalB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14muster/v1/load.proto\x12\tmuster.v1\"\x8f\x05\n\tLoadStats\x12\x0f\n\x07waiting\x18\x01 \x01(\r\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x15\n\x08kv_usage\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1b\n\x0ewaiting_tokens\x18\x04 \x01(\x04H\x01\x88\x01\x01\x12 \n\x13prompt_tokens_total\x18\x05 \x01(\x04H\x02\x88\x01\x01\x12#\n\x16generated_tokens_total\x18\x06 \x01(\x04H\x03\x88\x01\x01\x12\'\n\x1aprefix_cache_queries_total\x18\x07 \x01(\x04H\x04\x88\x01\x01\x12$\n\x17prefix_cache_hits_total\x18\x08 \x01(\x04H\x05\x88\x01\x01\x12\x1e\n\x11preemptions_total\x18\t \x01(\x04H\x06\x88\x01\x01\x12\x18\n\x0bsteps_total\x18\n \x01(\x04H\x07\x88\x01\x01\x12\x1e\n\x11group_steps_total\x18\x0b \x01(\x04H\x08\x88\x01\x01\x12\x1e\n\x11\x64ummy_steps_total\x18\x0c \x01(\x04H\t\x88\x01\x01\x12\"\n\x15\x65xchanged_bytes_total\x18\r \x01(\x04H\n\x88\x01\x01\x42\x0b\n\t_kv_usageB\x11\n\x0f_waiting_tokensB\x16\n\x14_prompt_tokens_totalB\x19\n\x17_generated_tokens_totalB\x1d\n\x1b_prefix_cache_queries_totalB\x1a\n\x18_prefix_cache_hits_totalB\x14\n\x12_preemptions_totalB\x0e\n\x0c_steps_totalB\x14\n\x12_group_steps_totalB\x14\n\x12_dummy_steps_totalB\x18\n\x16_exchanged_bytes_totalB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.muster.v1P\001Z\022muster/v1;musterv1'
   _globals['_LOADSTATS']._serialized_start=36
-  _globals['_LOADSTATS']._serialized_end=521
+  _globals['_LOADSTATS']._serialized_end=691
 # @@protoc_insertion_point(module_scope)

@@ -34,6 +34,9 @@ class LoadStats(_message.Message):
     PREFIX_CACHE_HITS_TOTAL_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _builtins.int
     STEPS_TOTAL_FIELD_NUMBER: _builtins.int
+    GROUP_STEPS_TOTAL_FIELD_NUMBER: _builtins.int
+    DUMMY_STEPS_TOTAL_FIELD_NUMBER: _builtins.int
+    EXCHANGED_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
     waiting: _builtins.int
     """waiting requests are accepted and hold no KV blocks yet."""
     running: _builtins.int
@@ -54,6 +57,19 @@ class LoadStats(_message.Message):
     """preemptions_total since start."""
     steps_total: _builtins.int
     """steps_total is the number of forward passes since start."""
+    group_steps_total: _builtins.int
+    """group_steps_total is the number of steps that a rank of a lockstep group
+    has made together with the others since start, with tokens of its own or
+    without. Absent for a rank that computes alone, as are the next two.
+    """
+    dummy_steps_total: _builtins.int
+    """dummy_steps_total are those of them without a token of this rank: it only
+    computed other ranks' tokens with its experts.
+    """
+    exchanged_bytes_total: _builtins.int
+    """exchanged_bytes_total were sent to other ranks of the group since start:
+    tokens on their way to experts and back, and their counts.
+    """
     def __init__(
         self,
         *,
@@ -67,13 +83,22 @@ class LoadStats(_message.Message):
         prefix_cache_hits_total: _builtins.int | None = ...,
         preemptions_total: _builtins.int | None = ...,
         steps_total: _builtins.int | None = ...,
+        group_steps_total: _builtins.int | None = ...,
+        dummy_steps_total: _builtins.int | None = ...,
+        exchanged_bytes_total: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "steps_total", b"steps_total", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dummy_steps_total", b"_dummy_steps_total", "_exchanged_bytes_total", b"_exchanged_bytes_total", "_generated_tokens_total", b"_generated_tokens_total", "_group_steps_total", b"_group_steps_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "dummy_steps_total", b"dummy_steps_total", "exchanged_bytes_total", b"exchanged_bytes_total", "generated_tokens_total", b"generated_tokens_total", "group_steps_total", b"group_steps_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "steps_total", b"steps_total", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "generated_tokens_total", b"generated_tokens_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "running", b"running", "steps_total", b"steps_total", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dummy_steps_total", b"_dummy_steps_total", "_exchanged_bytes_total", b"_exchanged_bytes_total", "_generated_tokens_total", b"_generated_tokens_total", "_group_steps_total", b"_group_steps_total", "_kv_usage", b"_kv_usage", "_preemptions_total", b"_preemptions_total", "_prefix_cache_hits_total", b"_prefix_cache_hits_total", "_prefix_cache_queries_total", b"_prefix_cache_queries_total", "_prompt_tokens_total", b"_prompt_tokens_total", "_steps_total", b"_steps_total", "_waiting_tokens", b"_waiting_tokens", "dummy_steps_total", b"dummy_steps_total", "exchanged_bytes_total", b"exchanged_bytes_total", "generated_tokens_total", b"generated_tokens_total", "group_steps_total", b"group_steps_total", "kv_usage", b"kv_usage", "preemptions_total", b"preemptions_total", "prefix_cache_hits_total", b"prefix_cache_hits_total", "prefix_cache_queries_total", b"prefix_cache_queries_total", "prompt_tokens_total", b"prompt_tokens_total", "running", b"running", "steps_total", b"steps_total", "waiting", b"waiting", "waiting_tokens", b"waiting_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dummy_steps_total: _TypeAlias = _typing.Literal["dummy_steps_total"]  # noqa: Y015
+    _WhichOneofArgType__dummy_steps_total: _TypeAlias = _typing.Literal["_dummy_steps_total", b"_dummy_steps_total"]  # noqa: Y015
+    _WhichOneofReturnType__exchanged_bytes_total: _TypeAlias = _typing.Literal["exchanged_bytes_total"]  # noqa: Y015
+    _WhichOneofArgType__exchanged_bytes_total: _TypeAlias = _typing.Literal["_exchanged_bytes_total", b"_exchanged_bytes_total"]  # noqa: Y015
     _WhichOneofReturnType__generated_tokens_total: _TypeAlias = _typing.Literal["generated_tokens_total"]  # noqa: Y015
     _WhichOneofArgType__generated_tokens_total: _TypeAlias = _typing.Literal["_generated_tokens_total", b"_generated_tokens_total"]  # noqa: Y015
+    _WhichOneofReturnType__group_steps_total: _TypeAlias = _typing.Literal["group_steps_total"]  # noqa: Y015
+    _WhichOneofArgType__group_steps_total: _TypeAlias = _typing.Literal["_group_steps_total", b"_group_steps_total"]  # noqa: Y015
     _WhichOneofReturnType__kv_usage: _TypeAlias = _typing.Literal["kv_usage"]  # noqa: Y015
     _WhichOneofArgType__kv_usage: _TypeAlias = _typing.Literal["_kv_usage", b"_kv_usage"]  # noqa: Y015
     _WhichOneofReturnType__preemptions_total: _TypeAlias = _typing.Literal["preemptions_total"]  # noqa: Y015
@@ -89,7 +114,13 @@ class LoadStats(_message.Message):
     _WhichOneofReturnType__waiting_tokens: _TypeAlias = _typing.Literal["waiting_tokens"]  # noqa: Y015
     _WhichOneofArgType__waiting_tokens: _TypeAlias = _typing.Literal["_waiting_tokens", b"_waiting_tokens"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dummy_steps_total) -> _WhichOneofReturnType__dummy_steps_total | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__exchanged_bytes_total) -> _WhichOneofReturnType__exchanged_bytes_total | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__generated_tokens_total) -> _WhichOneofReturnType__generated_tokens_total | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group_steps_total) -> _WhichOneofReturnType__group_steps_total | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_usage) -> _WhichOneofReturnType__kv_usage | None: ...
     @_typing.overload

@@ -23,6 +23,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _RankState:
@@ -79,6 +84,10 @@ class _EnginePhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EnginePha
     """First forward passes."""
     ENGINE_PHASE_SERVING: _EnginePhase.ValueType  # 5
     """Ready to serve."""
+    ENGINE_PHASE_FORMING_GROUP: _EnginePhase.ValueType  # 6
+    """The model is loaded, and the ranks that compute in lockstep wait for each
+    other; comes before SERVING.
+    """
 
 class EnginePhase(_EnginePhase, metaclass=_EnginePhaseEnumTypeWrapper):
     """EnginePhase is what a joining engine is busy with."""
@@ -95,6 +104,10 @@ ENGINE_PHASE_WARMING_UP: EnginePhase.ValueType  # 4
 """First forward passes."""
 ENGINE_PHASE_SERVING: EnginePhase.ValueType  # 5
 """Ready to serve."""
+ENGINE_PHASE_FORMING_GROUP: EnginePhase.ValueType  # 6
+"""The model is loaded, and the ranks that compute in lockstep wait for each
+other; comes before SERVING.
+"""
 Global___EnginePhase: _TypeAlias = EnginePhase  # noqa: Y015
 
 @_typing.final
@@ -440,8 +453,9 @@ class RegisterResponse(_message.Message):
         """stop asks the engine process to end."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def regroup(self) -> Global___RegroupCommand:
-        """regroup starts a new epoch of a group that computes in lockstep."""
+        """regroup is not sent: see CoordinatorService.SyncWave, FormGroup."""
 
     def __init__(
         self,
@@ -654,7 +668,7 @@ Global___StopCommand: _TypeAlias = StopCommand  # noqa: Y015
 
 @_typing.final
 class RegroupCommand(_message.Message):
-    """RegroupCommand re-forms a lockstep group."""
+    """RegroupCommand was to re-form a lockstep group; SyncWave does."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -67,6 +67,10 @@ REFUSED = [
      ["'no-such-host.invalid'", "--data-parallel-address"]),
     ("a head at an address of another machine", "-dp 2 -dpl 1 -dpa 192.0.2.1",
      ["192.0.2.1", "--data-parallel-address", "not an address of this host"]),
+    ("spread experts with kernels for dense models", "-dp 2 -ep --kernels native",
+     ["--enable-expert-parallel", "--kernels native", "leave one"]),
+    ("spread experts over nodes with TLS", "-dp 2 -dpl 1 -ep -dpa h --headless --tls-cert c --tls-key k",
+     ["--enable-expert-parallel", "--tls-cert c", "cannot encrypt", "one node"]),
     ("tensor parallelism", "-tp 2",
      ["-tp 2:", "--data-parallel-size"]),
 ]  # fmt: skip

@@ -55,6 +55,7 @@ class Built:
     device: str = "cpu"
     attention_backend: str = "scripted"
     num_threads: int = 1
+    spread: None = None
 
 
 class Loader:

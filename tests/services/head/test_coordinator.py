@@ -179,13 +179,3 @@ def test_intervals_out_of_range_are_named(request_: wire.WatchLoadRequest, field
     assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert caught.value.violations[0].field == field
     assert words in caught.value.message
-
-
-async def test_sync_wave_says_that_it_is_not_there_yet() -> None:
-    async with running_head() as head:
-        call: Any = head.coordinator.SyncWave()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call.read()
-        error = describe(caught.value)
-        assert (error.code, error.reason) == (grpc.StatusCode.UNIMPLEMENTED, "SYNC_WAVE_UNIMPLEMENTED")
-        assert "SyncWave is not served yet" in error.message

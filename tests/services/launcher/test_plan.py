@@ -77,7 +77,7 @@ def test_every_setting_of_an_engine_is_handed_down() -> None:
         "--attention-backend torch --enforce-eager --max-cudagraph-capture-size 8 --gpu-memory-utilization 0.55 "
         "--max-model-len 300 --model-cache /c --max-num-seqs 3 --max-num-batched-tokens 77 --block-size 8 "
         "--num-blocks 99 --kv-cache-memory 5MiB --no-enable-prefix-caching --max-num-queued-reqs 6 --num-threads 2 "
-        "--num-spare-threads 5 "
+        "--num-spare-threads 5 --enable-expert-parallel "
         "--shutdown-timeout 4 --head-timeout 70 --log-level debug --log-format json --headless -dpa h "
         f"{DOORS}"
     )
@@ -129,6 +129,7 @@ def test_the_head_compares_what_every_engine_must_have() -> None:
         "block-size": "16",
         "seed": "0",
         "served-model-name": "tiny,alias",
+        "enable-expert-parallel": "off",
     }
 
 
