@@ -158,7 +158,7 @@ async def _until_longer(streams: list[Answer], num_pieces: int) -> None:
     """Until every stream has so many pieces of text more."""
     goals = [len(stream.text_times_s) + num_pieces for stream in streams]
     async with asyncio.timeout(120):
-        while any(len(stream.text_times_s) < goal for stream, goal in zip(streams, goals, strict=True)):
+        while any(len(stream.text_times_s) < goal for stream, goal in zip(streams, goals, strict=True)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -191,7 +191,8 @@ def report(cache: PrefixCache, near: Neighbours) -> str:
             f"| gap between pieces of text, p50 | {near.calm_gap_p50:.1f} ms | {near.disturbed_gap_p50:.1f} ms |",
             f"| gap between pieces of text, p99 | {near.calm_gap_p99:.1f} ms | {near.disturbed_gap_p99:.1f} ms |",
             f"| engine's step, p50 | {near.calm_step_p50:.1f} ms | {near.chunk_step_p50:.1f} ms |",
-            f"| engine's longest step with a chunk of up to {near.chunk_tokens} tokens | | {near.chunk_step_max:.1f} ms |",
+            f"| engine's longest step, with up to {near.chunk_tokens} tokens of the prompt "
+            f"| | {near.chunk_step_max:.1f} ms |",
             "",
             f"The p99 gap rises by {near.rise:.1f} ms; the dearest chunk adds {near.chunk_cost:.1f} ms to a step. "
             f"The prompt's own first token comes after {near.first_token_p50:.0f} ms (median).",

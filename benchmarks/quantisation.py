@@ -38,8 +38,8 @@ _HEADINGS = (
     "computed by",
     "on disk, MB",
     "in memory, MB",
-    "log-likelihood, prefill",
-    "log-likelihood, decode",
+    "log-likelihood lost, prefill",
+    "log-likelihood lost, decode",
     "logit error",
     "same best token",
     *(f"step of {size}, ms" for size in BATCH_SIZES),
@@ -49,9 +49,9 @@ _HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Against float32. `change`: of the mean log-likelihood; `logits_rms`: of differences between logits."""
+    """Against float32. `loss`: share of the mean log-likelihood; `logits_rms`: of differences between logits."""
 
-    change: float
+    loss: float
     logits_rms: float
     same_best: float
 
@@ -75,8 +75,8 @@ class Row:
             self.computed_by,
             f"{self.disk_bytes / 1e6:.1f}",
             f"{self.memory_bytes / 1e6:.1f}",
-            f"{100 * self.prefill.change:+.2f} %",
-            f"{100 * self.decode.change:+.2f} %",
+            f"{100 * self.prefill.loss:+.2f} %",
+            f"{100 * self.decode.loss:+.2f} %",
             f"{self.decode.logits_rms:.3f}",
             f"{100 * self.decode.same_best:.1f} %",
             *(f"{self.steps_ms[size]:.1f}" for size in BATCH_SIZES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -13,13 +14,15 @@ from services.rpc.channels import dial
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """One step of the engine."""
+
     num_sequences: int
     num_tokens: int
     duration_ms: float
 
 
 class StepWatch:
-    """Steps of the first rank of a deployment, while the block lasts. `steps` grows; those that pass too fast are missed."""
+    """Steps of the first rank of a deployment, while the block lasts. `steps` grows; some may be missed."""
 
     def __init__(self, head_target: str) -> None:
         self.steps: list[Step] = []
@@ -39,10 +42,8 @@ class StepWatch:
     ) -> None:
         assert self._task is not None
         self._task.cancel()
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        except asyncio.CancelledError:
-            pass
 
     async def _watch(self, target: str) -> None:
         async with dial(target) as channel:
