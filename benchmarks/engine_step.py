@@ -4,7 +4,9 @@ Run from the repository:
 
     python -m benchmarks.engine_step --model ~/.cache/muster/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-Kernels take turns, so that a neighbour's noise meets all of them. Medians, in milliseconds.
+Kernels take turns, so that a neighbour's noise meets all of them. Medians, in milliseconds. Decode steps also say how
+many MB they have to read (the weights as they lie in memory, the output matrix among them, and the keys and values of
+all contexts), how long that takes at the bandwidth measured here, "floor", and which share of the step that is.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.step_floor import cached_bytes, packed_weights, plain_weights, read_bandwidth
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
+from engine.model.loading import open_checkpoint
 from engine.request import Request, SamplingParams, StopConditions
 
 PARTS = ("schedule", "tensors", "plan", "forward", "logits", "sample", "commit")
@@ -29,10 +33,11 @@ NUM_STEPS = 24
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Milliseconds of each part, and of the whole step."""
+    """Milliseconds of each part, and of the whole step; the bytes that it has to read, 0 where nobody counted."""
 
     parts: dict[str, float]
     total: float
+    num_bytes: int = 0
 
     @property
     def overhead(self) -> float:
@@ -43,9 +48,17 @@ class Measured:
 class TimedEngine:
     """An engine whose runner's calls are timed one by one."""
 
-    def __init__(self, model_path: Path, kernels: str, num_threads: int) -> None:
-        self.built: BuiltEngine = build_engine(
-            EngineConfig(model_path, kernels=kernels, num_threads=num_threads, max_model_len=1024, num_blocks=2048)
+    def __init__(self, model_path: Path, num_threads: int | None, **settings: Any) -> None:
+        """`settings`: fields of EngineConfig."""
+        config = EngineConfig(model_path, num_threads=num_threads, max_model_len=1024, num_blocks=2048, **settings)
+        self.built: BuiltEngine = build_engine(config)
+        self.checkpoint = open_checkpoint(model_path)
+        self.element_size = 4 if self.built.facts.dtype == "float32" else 2
+        is_native = self.built.attention_backend.startswith("native")
+        self.weights = (
+            packed_weights(self.checkpoint, config.quantization)
+            if is_native
+            else plain_weights(self.checkpoint, self.element_size)
         )
         self._spent: dict[str, float] = defaultdict(float)
         self._num_requests = 0
@@ -66,7 +79,8 @@ class TimedEngine:
                 samples.append(measured)
         for request_id in ids:
             core.abort(request_id)
-        return _medians(samples)
+        num_cached_bytes = cached_bytes(self.checkpoint, batch_size, CONTEXT_LEN, self.element_size)
+        return _medians(samples, self.weights.read + num_cached_bytes)
 
     def prefill(self, num_tokens: int) -> Measured:
         """Steps that compute one prompt each."""
@@ -114,16 +128,21 @@ class TimedEngine:
         return timed
 
 
-def _medians(samples: list[Measured]) -> Measured:
+def _medians(samples: list[Measured], num_bytes: int = 0) -> Measured:
     return Measured(
         {part: statistics.median(sample.parts[part] for sample in samples) for part in PARTS},
         statistics.median(sample.total for sample in samples),
+        num_bytes,
     )
 
 
-def _print_row(name: str, measured: Measured) -> None:
+def _print_row(name: str, measured: Measured, bytes_per_s: float) -> None:
     cells = "".join(f"{measured.parts[part]:9.2f}" for part in PARTS)
-    print(f"{name:<34}{cells}{measured.total:9.2f}{100 * measured.overhead:9.1f}%", flush=True)
+    floor = ""
+    if measured.num_bytes:
+        floor_ms = 1e3 * measured.num_bytes / bytes_per_s
+        floor = f"{measured.num_bytes / 1e6:9.1f}{floor_ms:9.2f}{100 * floor_ms / measured.total:8.0f}%"
+    print(f"{name:<34}{cells}{measured.total:9.2f}{100 * measured.overhead:9.1f}%{floor}", flush=True)
 
 
 def main() -> None:
@@ -135,18 +154,24 @@ def main() -> None:
     parser.add_argument("--prompts", nargs="+", type=int, default=[128, 512], help="prefill lengths in tokens")
     parser.add_argument("--turns", type=int, default=3, help="how often all are measured; the best turn counts")
     arguments = parser.parse_args()
-    print(f"{'':<34}{''.join(f'{part:>9}' for part in PARTS)}{'total':>9}{'overhead':>10}")
+    print(f"{'':<34}{''.join(f'{part:>9}' for part in (*PARTS, 'total'))}{'overhead':>10}", end="")
+    print("".join(f"{name:>9}" for name in ("MB read", "floor", "share")))
     for num_threads in arguments.threads:
-        engines = {kernels: TimedEngine(arguments.model, kernels, num_threads) for kernels in arguments.kernels}
+        bytes_per_s = read_bandwidth(num_threads)
+        engines = [TimedEngine(arguments.model, num_threads, kernels=kernels) for kernels in arguments.kernels]
+        cached = read_bandwidth(num_threads, engines[-1].weights.read)
+        print(
+            f"{num_threads} threads read {bytes_per_s / 1e9:.1f} GB/s, as much as the weights {cached / 1e9:.1f} GB/s"
+        )
         work: list[tuple[str, Callable[[TimedEngine], Measured]]] = [
             *((f"decode {size}", lambda engine, size=size: engine.decode(size)) for size in arguments.batch_sizes),
             *((f"prefill {size}", lambda engine, size=size: engine.prefill(size)) for size in arguments.prompts),
         ]
         for name, measure in work:
-            turns = [[measure(engine) for engine in engines.values()] for _ in range(arguments.turns)]
-            for index, engine in enumerate(engines.values()):
+            turns = [[measure(engine) for engine in engines] for _ in range(arguments.turns)]
+            for index, engine in enumerate(engines):
                 best = min((turn[index] for turn in turns), key=lambda measured: measured.total)
-                _print_row(f"{name}, {num_threads} thr., {engine.built.attention_backend}", best)
+                _print_row(f"{name}, {num_threads} thr., {engine.built.attention_backend}", best, bytes_per_s)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
+from benchmarks.held_text import held_text, log_likelihood
 from engine.model.checkpoint import Checkpoint
-from engine.model.gguf import GgufFile
 from engine.model.loading import open_checkpoint
 from engine.model.weights import expected_shapes
 from tests.support.naive_model import NaiveModel
 from tests.support.native_kernels import NativeStepper, Part, StateWeights, instruction_sets
 from tests.support.tiny_model import TINY_CONFIG, tiny_config, tiny_state, write_gguf
 
-ROOT = Path(__file__).parents[2]
 # The largest part of a logit's spread that bfloat16 weights, keys and values may move it by (root mean square).
 MAX_NOISE = 0.03
 
@@ -134,26 +132,6 @@ def test_the_number_of_threads_changes_no_bit(isa: str) -> None:
 @functools.cache
 def _default_checkpoint(path: Path) -> Checkpoint:
     return open_checkpoint(path)
-
-
-def held_text(path: Path) -> list[list[int]]:
-    """About 2,000 tokens of this repository's own text, in pieces of 512."""
-    metadata = GgufFile(path).metadata
-    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
-    assert isinstance(tokens, list)
-    assert isinstance(merges, list)
-    pairs = [(left, right) for left, _, right in (str(merge).partition(" ") for merge in merges)]
-    tokenizer = Tokenizer(models.BPE(vocab={str(t): i for i, t in enumerate(tokens)}, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    names = ("CONTRIBUTING.md", "ARCHITECTURE.md", "docs/grpcurl.md", "engine/core.py")
-    return [tokenizer.encode((ROOT / name).read_text()).ids[:512] for name in names]
-
-
-def log_likelihood(logits: Tensor, token_ids: list[int]) -> Tensor:
-    """[tokens - 1] of each token after the first."""
-    return torch.log_softmax(logits[:-1], dim=-1).gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
 
 
 @pytest.mark.model

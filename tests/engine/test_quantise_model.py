@@ -1,7 +1,6 @@
 """What quantisation on load costs on the default model, stored in bfloat16 as checkpoints usually are.
 
-The default model's file is quantised already, and blocks of 32 that were once on a grid find back to it. So its
-dimensions are put into another order first: the model is the same, and no block's weights share a grid any more.
+The default model's file is quantised already: see benchmarks.reordered.
 """
 
 from __future__ import annotations
@@ -10,45 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from engine.model.config import ModelConfig
+from benchmarks.held_text import held_text, log_likelihood
+from benchmarks.reordered import reordered
 from engine.model.loading import open_checkpoint
 from engine.model.quantise import QuantisedWeights
 from engine.native.quantise import native_quantise
-from tests.engine.test_native_model import held_text, log_likelihood
 from tests.support.naive_model import NaiveModel
 from tests.support.native_kernels import NativeStepper, Part, StateWeights, instruction_sets, native_library
 
 pytestmark = pytest.mark.model
-
-
-def shuffled(config: ModelConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same function with hidden and intermediate dimensions, and those of each head's values, in another order."""
-    generator = torch.Generator().manual_seed(0)
-    group = config.num_heads // config.num_kv_heads
-    of_head = torch.stack([torch.randperm(config.head_dim, generator=generator) for _ in range(config.num_kv_heads)])
-    values_order = (of_head + config.head_dim * torch.arange(config.num_kv_heads)[:, None]).flatten()
-    heads = of_head.repeat_interleave(group, dim=0)
-    attended_order = (heads + config.head_dim * torch.arange(config.num_heads)[:, None]).flatten()
-    hidden = torch.randperm(config.hidden_size, generator=generator)
-    inner = torch.randperm(config.intermediate_size, generator=generator)
-    result = {}
-    for name, values in state.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            values = values[hidden]
-        elif values.shape[-1] == config.hidden_size:
-            values = values[..., hidden]
-        if "gate_proj" in name or "up_proj" in name:
-            values = values[inner]
-        elif "down_proj" in name:
-            values = values[:, inner]
-        elif "v_proj" in name:
-            values = values[values_order]
-        elif "o_proj" in name:
-            values = values[:, attended_order]
-        result[name] = values.contiguous()
-    return result
 
 
 def mean_log_likelihoods(path: Path, num_texts: int = 4) -> dict[str, float]:
@@ -56,7 +26,7 @@ def mean_log_likelihoods(path: Path, num_texts: int = 4) -> dict[str, float]:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     stored = {name: checkpoint.weights.read(name) for name in checkpoint.weights.names()}
-    state = {name: values.bfloat16() for name, values in shuffled(config, stored).items()}
+    state = {name: values.bfloat16() for name, values in reordered(config, stored).items()}
     exact = NaiveModel(config, {name: values.float() for name, values in state.items()})
     texts = held_text(path)[:num_texts]
     with torch.inference_mode():
@@ -75,13 +45,13 @@ def mean_log_likelihoods(path: Path, num_texts: int = 4) -> dict[str, float]:
     return found
 
 
-def test_shuffling_changes_nothing_but_the_order(default_model_path: Path) -> None:
+def test_reordering_changes_nothing_but_the_order(default_model_path: Path) -> None:
     checkpoint = open_checkpoint(default_model_path)
     state = {name: checkpoint.weights.read(name) for name in checkpoint.weights.names()}
     text = held_text(default_model_path)[0][:32]
     with torch.inference_mode():
         first = NaiveModel(checkpoint.config, state).logits(text)
-        second = NaiveModel(checkpoint.config, shuffled(checkpoint.config, state)).logits(text)
+        second = NaiveModel(checkpoint.config, reordered(checkpoint.config, state)).logits(text)
     torch.testing.assert_close(first, second, atol=2e-3, rtol=2e-3)
 
 
