@@ -30,7 +30,7 @@ def test_changes_are_seen_and_noted(server: BackgroundApi, visiting: Visiting) -
     expect(page.locator("#ranks tr[data-state='ready']")).to_have_count(2)
 
     def tell(**changes: object) -> None:
-        server.call(lambda: [deployment.__setattr__(name, value) for name, value in changes.items()])
+        server.call(lambda: vars(deployment).update(changes))
         visit.look_again()
 
     lost = ready_rank(1, state="lost", reason="its stream broke", kv_usage=None, age_s=None)

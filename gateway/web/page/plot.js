@@ -53,7 +53,7 @@ export class Plot {
     const axis = { stroke: text, font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: line, width: 1 } };
     return {
       ...this.size(),
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: series.length > 1, live: true },
       hooks: { draw: [tellOfNow] },
