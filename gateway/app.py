@@ -51,7 +51,12 @@ def build_app(
 def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:
     """Outermost first. Errors become responses inside of everything that adds headers or counts."""
     cors = Middleware(
-        CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        CORSMiddleware,
+        allow_origins=settings.cors_origins,
+        allow_methods=settings.cors_methods or sorted({each.method for each in api}),
+        allow_headers=settings.cors_headers or ["*"],
+        allow_credentials=settings.cors_credentials,
+        expose_headers=["x-request-id", "retry-after"],
     )
     return [
         Middleware(RequestId),

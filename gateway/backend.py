@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from muster import v1 as wire
@@ -13,6 +14,7 @@ from gateway.engine_link import Dial
 from gateway.engine_pool import EnginePool
 from gateway.generation import GenerationLimits, Generator
 from gateway.metrics import GatewayMetrics
+from gateway.tracing import NO_TRACING, Tracing
 
 
 class Backend:
@@ -31,10 +33,12 @@ class Backend:
         dial: Dial,
         scope: Sequence[int] | None = None,
         limits: GenerationLimits | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         changed = ChangeSignal()
         self._balancer = Balancer()
         self.metrics = GatewayMetrics()
+        self._tracing = tracing
         self.pool = EnginePool(
             gateway=gateway.name,
             host_id=host_id,
@@ -59,6 +63,7 @@ class Backend:
             metrics=self.metrics,
             changed=changed,
             limits=limits or GenerationLimits(),
+            tracing=tracing,
         )
         self.metrics.observe_cluster(self.cluster, self._attached)
 
@@ -70,6 +75,7 @@ class Backend:
         """Leaves the roster and ends all streams; requests still running fail, so let them end first."""
         await self.cluster.close()
         await self.pool.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _follow(self, cluster: ClusterView) -> None:
         self._balancer.configure(

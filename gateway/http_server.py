@@ -7,6 +7,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -16,9 +17,17 @@ KEEP_ALIVE_S = 75
 
 
 class HttpServer:
-    """Serves an ASGI application until `stop`."""
+    """Serves an ASGI application until `stop`; over TLS with a `certfile`."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        *,
+        shutdown_timeout_s: float,
+        certfile: Path | None = None,
+        keyfile: Path | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -28,6 +37,8 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
+            ssl_certfile=certfile,
+            ssl_keyfile=keyfile,
         )
         self._config = config
         self._sockets = list(sockets)

@@ -12,7 +12,8 @@ class AppSettings:
     With `api_keys`, everything but the health routes (and `/metrics` with `open_metrics`) needs one of them.
     `ping_interval_s` is the silence after which a stream gets a comment; 0 switches it off.
     `any_model_name` serves requests for names that are not served, for clients with a fixed one.
-    `cors_origins` may call from a browser; "*" is any.
+    Pages of `cors_origins` may call from a browser; "*" is any. Without `cors_methods` and `cors_headers` they may use
+    all methods that are served and send any header.
     `reasoning_parser` and `tool_call_parser` say in which form the served model writes thoughts and calls: one of
     PARSERS in `gateway.reasoning` and `gateway.tool_use`; "auto" goes by its chat template.
     """
@@ -26,5 +27,8 @@ class AppSettings:
     any_model_name: bool = False
     root_path: str = ""
     cors_origins: tuple[str, ...] = ()
+    cors_methods: tuple[str, ...] = ()
+    cors_headers: tuple[str, ...] = ()
+    cors_credentials: bool = False
     reasoning_parser: str = "auto"
     tool_call_parser: str = "auto"

@@ -13,6 +13,7 @@ from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
 from services.configuration import canonical_configuration
+from services.http_front import HttpFront, HttpFrontError
 
 # The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
 HEADLESS_HEAD_TIMEOUT_S = 300.0
@@ -168,5 +169,10 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         max_body_bytes=values["max_body_size"],
         ping_interval_s=values["ping_interval"],
         shutdown_timeout_s=values["shutdown_timeout"],
+        front=HttpFront.of(values),
     )
+    try:
+        options.front.check()
+    except HttpFrontError as error:
+        raise FlagValueError(str(error)) from None
     return run(run_gateway(options))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
+from services.http_front import HttpFrontError
 from services.launcher.launcher import run_launcher
 from services.launcher.options import FlagCombinationError, ServeOptions, check
 from services.launcher.runtime_directory import RuntimeDirectoryError
@@ -33,6 +34,8 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
     options = ServeOptions(model=namespace.model, **read_flags(flag_table.SERVE, namespace, environment))
     try:
         check(options)
-    except FlagCombinationError as error:
+        if not options.headless:
+            options.http_front.check()
+    except (FlagCombinationError, HttpFrontError) as error:
         raise FlagValueError(str(error)) from None
     return options

@@ -14,13 +14,16 @@ from muster import v1 as wire
 
 from gateway.app import build_app
 from gateway.backend import Backend
+from gateway.generation import GenerationLimits
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import HttpServer
 from gateway.lifecycle import Lifecycle
 from gateway.settings import AppSettings
+from gateway.tracing import NO_TRACING, Tracing
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
-from services.launcher.listening import listen_http
+from services.http_front import PLAIN, HttpFront
+from services.launcher.listening import HttpSockets, listen_http, listen_unix
 from services.launcher.plan import join_host_port
 from services.rpc.channels import dial
 from services.rpc.identity import host_id, host_name
@@ -65,6 +68,12 @@ class GatewayOptions:
     max_body_bytes: int = 32 << 20
     ping_interval_s: float = 15.0
     shutdown_timeout_s: float = 30.0
+    front: HttpFront = PLAIN
+
+    @property
+    def all_keys(self) -> tuple[str, ...]:
+        """Those given and those of the file."""
+        return (*self.api_keys, *self.front.keys())
 
 
 async def run_gateway(options: GatewayOptions) -> int:
@@ -72,24 +81,27 @@ async def run_gateway(options: GatewayOptions) -> int:
     stop = stop_event()
     rpc = RpcServer(error_tables=[gateway_error_table], reuse_port=options.reuse_port)
     try:
-        sockets, http_port = _http_sockets(options)
+        http = _http_sockets(options)
         grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
     except ListenError as error:
         _log.error("%s", error)
         await rpc.stop(0)
         return 1
-    failure = await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
+    try:
+        failure = await _Gateway(options, rpc, http, grpc_port=grpc_port).run(stop)
+    finally:
+        http.close()
     if failure:
         _log.error("cannot serve: %s", failure)
     return 1 if failure else 0
 
 
-def _http_sockets(options: GatewayOptions) -> tuple[list[socket.socket], int]:
+def _http_sockets(options: GatewayOptions) -> HttpSockets:
     if options.http_fds:
         sockets = [socket.socket(fileno=fd) for fd in options.http_fds]
-        return sockets, sockets[0].getsockname()[1]
-    listening = listen_http(options.host, options.http_port)
-    return listening.sockets, listening.port
+        is_unix = sockets[0].family == socket.AF_UNIX
+        return HttpSockets(sockets, 0 if is_unix else sockets[0].getsockname()[1])
+    return listen_http(options.host, options.http_port) if options.front.uds is None else listen_unix(options.front.uds)
 
 
 class _Gateway:
@@ -99,22 +111,23 @@ class _Gateway:
         self,
         options: GatewayOptions,
         rpc: RpcServer,
-        sockets: list[socket.socket],
+        http: HttpSockets,
         *,
-        http_port: int,
         grpc_port: int,
     ) -> None:
         self._options = options
         self._rpc = rpc
         self._backend = Backend(
             head_target=options.head_target,
-            gateway=_roster_entry(options, http_port=http_port, grpc_port=grpc_port),
+            gateway=_roster_entry(options, http=http, grpc_port=grpc_port),
             host_id=host_id(),
             dial=dial,
             scope=options.ranks or None,
+            limits=GenerationLimits(queue_timeout_s=options.front.queue_timeout),
+            tracing=_tracing(options),
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
-        guarded = GuardedInference(servicer, options.api_keys) if options.api_keys else servicer
+        guarded = GuardedInference(servicer, options.all_keys) if options.all_keys else servicer
         rpc.add(INFERENCE_SERVICE, wire.add_InferenceServiceServicer_to_server, guarded)
         self._lifecycle = Lifecycle()
         app = build_app(
@@ -124,8 +137,14 @@ class _Gateway:
             settings=_app_settings(options),
             lifecycle=self._lifecycle,
         )
-        self._http = HttpServer(app, sockets, shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S)
-        _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
+        self._http = HttpServer(
+            app,
+            http.sockets,
+            shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S,
+            certfile=options.front.ssl_certfile,
+            keyfile=options.front.ssl_keyfile,
+        )
+        _log.info("REST on %s, gRPC on port %d, head at %s", _http_url(options, http), grpc_port, options.head_target)
 
     async def run(self, stop: asyncio.Event) -> str:
         """Ends after `stop`, or with the reason why this gateway can never serve."""
@@ -192,7 +211,7 @@ async def _set_within(event: asyncio.Event, timeout_s: float) -> bool:
 def _app_settings(options: GatewayOptions) -> AppSettings:
     return AppSettings(
         product_version=__version__,
-        api_keys=options.api_keys,
+        api_keys=options.all_keys,
         open_metrics=options.open_metrics,
         max_body_bytes=options.max_body_bytes,
         ping_interval_s=options.ping_interval_s,
@@ -200,17 +219,36 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
         any_model_name=options.any_model_name,
         root_path=options.root_path,
         cors_origins=options.allowed_origins,
+        cors_methods=options.front.allowed_methods,
+        cors_headers=options.front.allowed_headers,
+        cors_credentials=options.front.allow_credentials,
+        reasoning_parser=options.front.reasoning_parser,
+        tool_call_parser=options.front.tool_call_parser,
     )
 
 
-def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
+def _tracing(options: GatewayOptions) -> Tracing:
+    if options.front.otlp_traces_endpoint is None:
+        return NO_TRACING
+    from gateway.otlp import OtlpTracing  # an extra that need not be installed
+
+    return OtlpTracing(options.front.otlp_traces_endpoint, version=__version__)
+
+
+def _http_url(options: GatewayOptions, http: HttpSockets) -> str:
+    if options.front.uds is not None:
+        return f"unix:{options.front.uds}"
+    return f"{options.front.scheme}://{join_host_port(options.host, http.port)}"
+
+
+def _roster_entry(options: GatewayOptions, *, http: HttpSockets, grpc_port: int) -> wire.GatewayEntry:
     # The pid alone is not unique: containers count their processes from 1.
     name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
     return wire.GatewayEntry(
         name=name,
         host=host_name(),
         pid=os.getpid(),
-        http_url=f"http://{join_host_port(options.host, http_port)}",
+        http_url=_http_url(options, http),
         grpc_target=join_host_port(options.host, grpc_port),
         ranks=options.ranks,
     )

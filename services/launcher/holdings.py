@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from services.launcher import plan
-from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http
+from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http, listen_unix
 from services.launcher.options import ServeOptions
 from services.launcher.plan import Places
 from services.launcher.runtime_directory import RuntimeDirectory
@@ -55,7 +55,7 @@ class Holdings:
             host = options.engine_host or address_towards(options.head_address, options.data_parallel_rpc_port)
         if options.headless:
             return Places(runtime_dir, self._model_path, self._names, num_threads, engine_host=host)
-        self._http = listen_http(options.host, options.port)
+        self._http = listen_http(options.host, options.port) if options.uds is None else listen_unix(options.uds)
         taking.callback(self._http.close)
         grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
         taking.callback(grpc_port.close)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+
+from services.http_front import HttpFront
 
 
 class FlagCombinationError(ValueError):
@@ -48,6 +50,17 @@ class ServeOptions:
     root_path: str
     max_body_size: int
     ping_interval: float
+    api_key_file: Path | None
+    queue_timeout: float | None
+    uds: Path | None
+    ssl_certfile: Path | None
+    ssl_keyfile: Path | None
+    allowed_methods: tuple[str, ...]
+    allowed_headers: tuple[str, ...]
+    allow_credentials: bool
+    reasoning_parser: str
+    tool_call_parser: str
+    otlp_traces_endpoint: str | None
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
@@ -64,6 +77,15 @@ class ServeOptions:
     runtime_dir: Path | None
     log_level: str
     log_format: str
+
+    @property
+    def http_front(self) -> HttpFront:
+        """How this node's gateways serve HTTP."""
+        return HttpFront(**{field.name: getattr(self, field.name) for field in fields(HttpFront)})
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_key) or self.api_key_file is not None
 
     @property
     def num_local_ranks(self) -> int:
