@@ -63,8 +63,10 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
+        allow_methods=settings.cors_methods or sorted({each.method for each in api}),
+        allow_headers=settings.cors_headers or ["*"],
+        allow_credentials=settings.cors_credentials,
+        expose_headers=["x-request-id", "retry-after"],
     )
     return [
         Middleware(RequestId),

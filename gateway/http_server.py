@@ -11,14 +11,23 @@ from typing import Any
 
 import uvicorn
 
+from gateway.certificate import Certificate
+
 # Longer than the idle times of usual connection pools and proxies, so that they close first and never race with us.
 KEEP_ALIVE_S = 75
 
 
 class HttpServer:
-    """Serves an ASGI application until `stop`."""
+    """Serves an ASGI application until `stop`; over TLS with a certificate."""
 
-    def __init__(self, app: Any, sockets: Sequence[socket.socket], *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: Any,
+        sockets: Sequence[socket.socket],
+        *,
+        shutdown_timeout_s: float,
+        certificate: Certificate | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -29,6 +38,9 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
         )
+        config.load()
+        if certificate is not None:
+            config.ssl = certificate.context()
         self._config = config
         self._sockets = list(sockets)
         self._server = _QuietServer(config)

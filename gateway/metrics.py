@@ -20,6 +20,7 @@ from gateway.generation_request import GenerationUsage
 from gateway.ports import RankProgress
 from gateway.ranks import RankLoad, RankState
 from gateway.shared_metrics import SharedMetrics
+from gateway.tracing import RequestSpan
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -129,16 +130,17 @@ class GatewayMetrics:
         self._http_requests.labels(route, method, str(status)).inc()
         self._http_duration.labels(route, method).observe(duration_s)
 
-    def meter(self) -> RequestMeter:
-        """Measures one request from now on."""
-        return RequestMeter(self, self._clock)
+    def meter(self, span: RequestSpan | None = None) -> RequestMeter:
+        """Measures one request from now on, also as a span if there is one."""
+        return RequestMeter(self, self._clock, span)
 
 
 class RequestMeter:
     """One request's measurements; `finished`, `failed` or `cancelled` is called once, at its end."""
 
-    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float], span: RequestSpan | None = None) -> None:
         self._metrics = metrics
+        self._span = span
         self._clock = clock
         self._arrived_s = clock()
         self._last_token_s: dict[int, float] = {}
@@ -157,6 +159,8 @@ class RequestMeter:
         elif not self._last_token_s:
             self.first_token_s = now_s - self._arrived_s
             self._metrics.time_to_first_token.labels(rank).observe(self.first_token_s)
+            if self._span is not None:
+                self._span.first_token(rank)
         self._last_token_s[choice] = now_s
 
     @property
@@ -167,22 +171,30 @@ class RequestMeter:
     def continued(self, rank: int) -> None:
         """The request's rank was lost and it goes on elsewhere."""
         self._metrics.continued.labels(rank).inc()
+        if self._span is not None:
+            self._span.continued(rank)
 
-    def finished(self, rank: int, reasons: Iterable[str], usage: GenerationUsage) -> None:
+    def finished(self, rank: int, reasons: Sequence[str], usage: GenerationUsage) -> None:
         """Every choice ended."""
         for reason in reasons:
             self._metrics.request_success.labels(rank, reason).inc()
         self._metrics.e2e_latency.labels(rank).observe(self._clock() - self._arrived_s)
         self._metrics.prompt_tokens.labels(rank).observe(usage.prompt_tokens)
         self._metrics.generation_tokens.labels(rank).observe(usage.completion_tokens)
+        if self._span is not None:
+            self._span.finished(rank, reasons, usage)
 
     def failed(self, code: str) -> None:
         """The client got an error."""
         self._metrics.request_errors.labels(code).inc()
+        if self._span is not None:
+            self._span.failed(code)
 
     def cancelled(self, phase: str) -> None:
         """The client left."""
         self._metrics.cancelled.labels(phase).inc()
+        if self._span is not None:
+            self._span.cancelled(phase)
 
 
 class _ClusterCollector(Collector):

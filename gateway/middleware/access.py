@@ -55,4 +55,14 @@ class Access:
         request_id = scope.get("state", {}).get("request_id", "-")
         # The raw path is percent-encoded, so it cannot forge log lines.
         path = scope.get("raw_path", b"").decode("latin-1")
-        logger.log(level, "%s %s %d %.0f ms request %s", method, path, status, duration_s * 1000, request_id)
+        fields = {
+            "method": method,
+            "path": path,
+            "status": status,
+            "duration_ms": round(duration_s * 1000, 1),
+            "request_id": request_id,
+            "client": (scope.get("client") or ("unix",))[0],
+        }
+        if logger.isEnabledFor(level):
+            line = "%s %s %d %.0f ms request %s"
+            logger.log(level, line, method, path, status, duration_s * 1000, request_id, extra={"fields": fields})
