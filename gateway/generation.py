@@ -97,14 +97,18 @@ class Generator:
                     running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
                 seen = running.news.version
                 events = running.collect()
-                turn.survived(running.num_generated)
+                if turn.is_taken:
+                    turn.survived(running.num_generated)
                 if queued and running.reported:
                     queued = False
                     self._count(0, queued=-1)
                 for event in events:
                     yield event
                 if not running.homeless and running.news.version == seen and not running.finished:
-                    await self._wait(running, deadline_s, turn_s if queued else None)
+                    if deadline_s is None and (turn_s is None or not queued):
+                        await running.news.wait()
+                    else:
+                        await self._wait(running, deadline_s, turn_s if queued else None)
             meter.finished(running.rank, running.finish_reasons, running.usage())
             ended = True
             _log_end(request, running, ", ".join(running.finish_reasons))
@@ -168,11 +172,9 @@ class Generator:
                 running.full = None
 
     async def _wait(self, running: RunningRequest, deadline_s: float | None, turn_s: float | None) -> None:
-        """Waits for news until the request's deadline, and for its first output until its turn has passed."""
-        ends_s = min((each for each in (deadline_s, turn_s) if each is not None), default=None)
-        if ends_s is None:
-            await running.news.wait()
-            return
+        """Waits for news until the request's deadline, and for its first output until its turn has passed; one of the
+        two is given."""
+        ends_s = min(each for each in (deadline_s, turn_s) if each is not None)
         left_s = ends_s - self._clock()
         if left_s > 0 and await running.news.wait(left_s):
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,13 +33,13 @@ class Access:
         status, complete = CLIENT_LEFT, False
         started_s = self._clock()
 
-        async def watched_send(message: Message) -> None:
+        def watched_send(message: Message) -> Awaitable[None]:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
                 complete = complete or not message.get("more_body", False)
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watched_send)

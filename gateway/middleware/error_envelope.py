@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -28,10 +29,10 @@ class ErrorEnvelope:
             return
         started = False
 
-        async def watched_send(message: Message) -> None:
+        def watched_send(message: Message) -> Awaitable[None]:
             nonlocal started
             started = started or message["type"] == "http.response.start"
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watched_send)

@@ -48,7 +48,8 @@ class Messages:
         _check_version(request)
         model, asked = await read_object(request, self._parse)
         options = await spell_bad_words(asked.options, model.tokenizer)
-        tools = ToolAnswer.of(asked.tools, model.tokenizer.template_source)
+        settings = self._serving.settings
+        tools = ToolAnswer.of(asked.tools, model.tokenizer.template_source, settings.tool_call_parser)
         if tools is not None and tools.use.forced:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
@@ -71,7 +72,8 @@ class Messages:
             logprobs=None,
             prompt_logprobs=None,
             rank=rank,
-            timeout_s=self._serving.settings.request_timeout_s,
+            timeout_s=settings.request_timeout_s,
+            streamed=asked.stream,
         )
         writer = MessageWriter(shape)
         if asked.stream:

@@ -123,7 +123,8 @@ class Responses:
 
     async def _turn(self, request: Request, model: ServedModel, asked: ResponsesRequest) -> _Turn:
         options = await spell_bad_words(asked.options, model.tokenizer)
-        tools = ToolAnswer.of(asked.tools.use, model.tokenizer.template_source)
+        parser = self._serving.settings.tool_call_parser
+        tools = ToolAnswer.of(asked.tools.use, model.tokenizer.template_source, parser)
         if tools is not None and tools.use.forced:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
@@ -150,6 +151,7 @@ class Responses:
             prompt_logprobs=None,
             rank=rank,
             timeout_s=self._serving.settings.request_timeout_s,
+            streamed=asked.stream,
         )
         return _Turn(generation, model, shape, items, store)
 

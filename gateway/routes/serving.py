@@ -149,6 +149,7 @@ def generation_request(
     timeout_s: float | None,
     reasoning: ReasoningFormat | None = None,
     kept_token_ids: frozenset[int] = frozenset(),
+    streamed: bool = True,
 ) -> GenerationRequest:
     """What goes to the cluster; `options` have their bad words spelled. The bound on tokens is lowered to what the
     context has left."""
@@ -176,6 +177,7 @@ def generation_request(
         traceparent=valid_traceparent(request.headers.get("traceparent", "")),
         reasoning=reasoning,
         kept_token_ids=kept_token_ids,
+        streamed=streamed,
     )
 
 
