@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.gateway.bare_app import write_answers
 from benchmarks.gateway.instant_engine import MODEL_NAME
 from benchmarks.gateway.pinned import pinned, wait_until_it_answers
-from benchmarks.gateway.stream_load import StreamTurn, burst, http_chunks
+from benchmarks.gateway.stream_load import StreamTurn, burst, http_chunks, sse_events
 from benchmarks.load.connection import Connection, Origin
 from benchmarks.peers.muster import default_model
 
@@ -181,7 +181,9 @@ class Bench:
             for number in range(1, self._size.num_turns + 1):
                 turns.append(runner.run(gateway.turn()))
                 _say(number, turns[-1])
-                write_answers(self._folder / "answers.json", gateway.streams, gateway.body)
+                # An event a token, as the simplest application would send them.
+                events = [sse_events(b"".join(pieces)) for pieces in gateway.streams]
+                write_answers(self._folder / "answers.json", events, gateway.body)
                 with self._bare() as bare:
                     runner.run(bare.warm_up())
                     turns.append(runner.run(bare.turn()))

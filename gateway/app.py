@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.routing import Router
 
 from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import Access
@@ -37,20 +34,19 @@ def build_app(
     lifecycle: Lifecycle | None = None,
     embedder: TextEmbedder | None = None,
     responses: ResponseArchive | None = None,
-) -> Starlette:
+) -> Router:
     """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
     serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
     api = operations(serving)
     documentation = Documentation(api, settings)
     api += documentation.operations()
     api += further_operations(serving, embedder, responses or _local_archive(settings))
-    app = Starlette(
+    # The router alone: an application's own layers cost a coroutine each per token, and ErrorEnvelope does their work.
+    return Router(
         routes=[route for operation in api for route in operation.routes()],
         middleware=_middleware(api, settings, metrics),
-        exception_handlers={HTTPException: _reraise},
+        redirect_slashes=False,
     )
-    app.router.redirect_slashes = False
-    return app
 
 
 def _local_archive(settings: AppSettings) -> ResponseArchive:
@@ -77,8 +73,3 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
         Middleware(ApiKeys, keys=settings.api_keys, open_paths={each.path for each in api if each.is_open}),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]
-
-
-async def _reraise(request: Request, error: Exception) -> Any:
-    """Leaves it to ErrorEnvelope, the one place where errors become responses."""
-    raise error

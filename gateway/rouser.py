@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 # A frame that comes so soon after a round lay there before the round was over.
 _LYING_S = 0.0005
-# Rounds shorter than this are not worth a delay.
+# Rounds shorter than this are not worth a delay; timers count in whole milliseconds.
 _SHORT_S = 0.002
-_DELAY_S = 0.001
-_MOST_FRAMES = 32
+_LONGEST_DELAY_S = 0.005
+_MOST_FRAMES = 16
 
 
 class Rouser:
@@ -38,7 +38,8 @@ class Rouser:
                 self.rouse()
         elif self._took_s >= _SHORT_S and self._clock() - self._ended_s < _LYING_S:
             self._num_frames = 1
-            self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self.rouse)
+            delay_s = min(self._took_s / 2, _LONGEST_DELAY_S)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.rouse)
         else:
             self.rouse()
 

@@ -1,7 +1,8 @@
 """A rank that takes no time: `python -m benchmarks.gateway.instant_engine --socket PATH --model GGUF`.
 
 A real gRPC server with what a gateway needs: the roster of one rank, its load, and EngineService. It runs no model: it
-spells the same text for ever, one token per request and step, as fast as the stream takes the steps. Ends on SIGTERM.
+spells the same text for ever, one token per request and step, as fast as the stream takes the steps. Requests for few
+tokens get them in one step, so that they measure what a request costs and not its tokens. Ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TEXT = (
     "through the air; in the evening it is long, and what is left of it is red.\n"
 )
 _CHUNK_BYTES = 1 << 20
+_FEW_TOKENS = 16
 
 
 class InstantEngine:
@@ -97,22 +99,31 @@ class _Stream:
             self._running[handle][1] = self._running[handle][0]
 
     def step(self) -> wire.StepOutputs:
-        """One token for every request, and the ends of those that have all."""
+        """One token for every request, all of them for short ones, and the ends of those that have all."""
         self._step += 1
         outputs = wire.StepOutputs(step=self._step)
+        few: list[tuple[int, int]] = []
         for handle, wanted, num_prompt in self._new:
             outputs.started.add(handle=handle, prompt=wire.PromptInfo(num_tokens=num_prompt))
             self._running[handle] = [0, wanted, num_prompt]
+            if wanted <= _FEW_TOKENS:
+                few.append((handle, wanted))
         self._new.clear()
-        ended: list[int] = []
         text, length = self._token_ids, len(self._token_ids)
+        if few:
+            for handle, wanted in few:
+                outputs.handles.append(handle)
+                outputs.token_counts.append(wanted)
+                outputs.token_ids.extend(text[:wanted])
+                self._running[handle][0] = wanted
         going = [(handle, state) for handle, state in self._running.items() if state[0] < state[1]]
         outputs.handles.extend([handle for handle, _ in going])
         outputs.token_ids.extend([text[state[0] % length] for _, state in going])
+        if few:
+            outputs.token_counts.extend([1] * len(going))
         for _, state in going:
             state[0] += 1
-        ended = [handle for handle, state in self._running.items() if state[0] >= state[1]]
-        for handle in ended:
+        for handle in [handle for handle, state in self._running.items() if state[0] >= state[1]]:
             sent, _, num_prompt = self._running.pop(handle)
             usage = wire.Usage(prompt_tokens=num_prompt, completion_tokens=sent)
             outputs.finished.add(handle=handle, finish_reason=wire.FINISH_REASON_LENGTH, usage=usage)

@@ -82,3 +82,10 @@ def http_chunks(raw: bytes) -> list[bytes]:
             return pieces
         pieces.append(rest[:length])
         rest = rest[length + 2 :]
+
+
+def sse_events(body: bytes) -> list[bytes]:
+    """The events of a stream, each with the blank line behind it. Raises ValueError for one that was cut."""
+    if not body.endswith(b"data: [DONE]\n\n"):
+        raise ValueError(f"the stream was cut: {body[-300:].decode(errors='replace')}")
+    return [event + b"\n\n" for event in body.split(b"\n\n")[:-1]]

@@ -28,6 +28,8 @@ class ErrorEnvelope:
             await self._app(scope, receive, send)
             return
         started = False
+        # Routers answer in text, unless they are told that somebody makes errors into answers.
+        scope["app"] = self
 
         def watched_send(message: Message) -> Awaitable[None]:
             nonlocal started

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from gateway.errors import (
     Draining,
@@ -24,7 +25,7 @@ from gateway.errors import (
     UnsupportedMediaType,
 )
 
-Endpoint = Callable[[Request], Any]
+Endpoint = Callable[[Request], Any]  # awaited; gives an ASGI response
 Errors = tuple[type[GatewayError], ...]
 
 # What can go wrong, by what an endpoint does.
@@ -69,4 +70,15 @@ class Operation:
     def routes(self) -> list[Route]:
         prefixes = ("/v1", "") if self.versioned else ("",)
         path = self.path.replace("{model_id}", "{model_id:path}")
-        return [Route(prefix + path, self.endpoint, methods=[self.method]) for prefix in prefixes]
+        return [Route(prefix + path, _Answering(self.endpoint), methods=[self.method]) for prefix in prefixes]
+
+
+class _Answering:
+    """The endpoint as an ASGI application. Errors go up as they are, to where all of them become answers."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)

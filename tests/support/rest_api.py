@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from starlette.applications import Starlette
+from starlette.routing import Router
 
 from gateway.app import build_app
 from gateway.lifecycle import Lifecycle
@@ -33,7 +33,7 @@ class RestApi:
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     embedder: ScriptedEmbedder = field(default_factory=ScriptedEmbedder)
 
-    def app(self) -> Starlette:
+    def app(self) -> Router:
         return build_app(
             generator=self.generator,
             cluster=self.cluster,
