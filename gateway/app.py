@@ -17,11 +17,10 @@ from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
 from gateway.ports import Cluster, Metrics, TextEmbedder, TextGenerator
 from gateway.responses.archive import ResponseArchive
-from gateway.responses.store import ResponseStore
 from gateway.routes.documentation import Documentation
-from gateway.routes.operations import further_operations, operations
+from gateway.routes.operations import operations
 from gateway.routes.serving import Serving
-from gateway.schema.operation import Operation
+from gateway.schema.operation import Operation, routes_of
 from gateway.settings import AppSettings
 
 
@@ -37,21 +36,14 @@ def build_app(
 ) -> Router:
     """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
     serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
-    api = operations(serving)
-    documentation = Documentation(api, settings)
-    api += documentation.operations()
-    api += further_operations(serving, embedder, responses or _local_archive(settings))
+    api = operations(serving, embedder, responses)
+    api += Documentation(api, settings).operations()
     # The router alone: an application's own layers cost a coroutine each per token, and ErrorEnvelope does their work.
     return Router(
-        routes=[route for operation in api for route in operation.routes()],
+        routes=routes_of(api),
         middleware=_middleware(api, settings, metrics),
         redirect_slashes=False,
     )
-
-
-def _local_archive(settings: AppSettings) -> ResponseArchive:
-    """For a gateway that has no others to ask."""
-    return ResponseArchive(ResponseStore(settings.response_store_bytes, settings.response_ttl_s))
 
 
 def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:

@@ -8,7 +8,7 @@ from typing import Annotated, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Constraint, Sampling
-from gateway.openai.constraints import ConstraintBody, parse_constraint
+from gateway.openai.constraints import ConstraintBody, StructuredBody, parse_constraint
 from gateway.openai.fields import Fields, shown
 from gateway.request_limits import (
     MAX_CHOICES,
@@ -54,31 +54,36 @@ class StreamOptionsBody(TypedDict, total=False):
     continuous_usage_stats: Annotated[bool, "Usage so far on every chunk; only with include_usage."]
 
 
-class OptionsBody(SamplingBody, ConstraintBody, total=False):
-    """What chats and completions share."""
+class RunBody(SamplingBody, StructuredBody, total=False):
+    """What every endpoint that generates takes."""
 
     model: Annotated[str, "A served name; absent, the one that is served."]
-    n: Annotated[int, Between(1, MAX_CHOICES), "Answers per prompt."]
-    best_of: Annotated[int, Between(1, MAX_CHOICES), "Accepted up to n, which is what it comes to."]
-    max_tokens: Annotated[int, Between(0, _INT64), "Most tokens to generate; lowered to what the context has left."]
     min_tokens: Annotated[int, Between(0, _INT32), "Neither the end nor a stop string counts before."]
-    stop: Annotated[Word | list[Word], Items(MAX_STOP_STRINGS), "Strings that end the answer."]
     stop_token_ids: Annotated[list[TokenId], Items(MAX_STOP_IDS), "Tokens that end the answer."]
     ignore_eos: Annotated[bool, "Goes on after the model's own end."]
     include_stop_str_in_output: Annotated[bool, "Keeps the string or token that ended the answer."]
     skip_special_tokens: Annotated[bool, "Leaves special tokens out of the text; true unless sent."]
-    prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
-    return_token_ids: bool
     return_tokens_as_token_ids: Annotated[bool, 'Spells tokens as "token_id:17".']
     truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps the prompt's last tokens; -1: what fits."]
-    stream: Annotated[bool, "Server-sent events, one chunk each, [DONE] last."]
-    stream_options: StreamOptionsBody
+    stream: Annotated[bool, "Server-sent events."]
     routed_dp_rank: Annotated[int, Between(0, _INT32), "The global rank to run on; as x-data-parallel-rank."]
     priority: Annotated[int, Between(-_INT32, _INT32), "Smaller is sooner."]
     cache_salt: Annotated[str, Chars(MAX_SALT_CHARS), "Shares prefixes only with requests of the same salt."]
     session_id: Annotated[str, Chars(256), "Prefers the rank of the session's last request."]
     prompt_cache_key: Annotated[str, Chars(256), "As session_id."]
     request_id: Annotated[str, Chars(MAX_REQUEST_ID_CHARS), "As the header x-request-id, which wins."]
+
+
+class OptionsBody(RunBody, ConstraintBody, total=False):
+    """What chats and completions share."""
+
+    n: Annotated[int, Between(1, MAX_CHOICES), "Answers per prompt."]
+    best_of: Annotated[int, Between(1, MAX_CHOICES), "Accepted up to n, which is what it comes to."]
+    max_tokens: Annotated[int, Between(0, _INT64), "Most tokens to generate; lowered to what the context has left."]
+    stop: Annotated[Word | list[Word], Items(MAX_STOP_STRINGS), "Strings that end the answer."]
+    prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
+    return_token_ids: bool
+    stream_options: StreamOptionsBody
     user: Annotated[object, "Ignored, as metadata, store, service_tier and the like."]
 
 

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import sse
+from gateway.anthropic.bodies import TokenCount
 from gateway.anthropic.errors import error_event
 from gateway.anthropic.request import MessagesRequest, parse_message_request
 from gateway.anthropic.writer import Event, MessageShape, MessageWriter
@@ -88,7 +89,8 @@ class Messages:
         token_ids = await encode_conversation(
             asked.conversation, model.tokenizer, 2**31, asked.options.truncate_prompt_tokens
         )
-        return json_response({"input_tokens": len(token_ids)})
+        count: TokenCount = {"input_tokens": len(token_ids)}
+        return json_response(count)
 
     def _parse(self, body: dict[str, object], *, counting: bool = False) -> tuple[ServedModel, MessagesRequest]:
         model = self._serving.model(body.get("model"))

@@ -24,6 +24,12 @@ _CHECKS = (
     *("response_schema_conformance", "ignored_auth", "unsupported_method", "allow_header_conformance"),
 )
 
+_GENERATED = (
+    *("chat/completions", "completions", "responses", "messages", "embeddings", "messages/count_tokens"),
+    *("responses/input_tokens", "chat/completions/render", "chat/completions/input_tokens", "apply-template"),
+    *("tokenize", "detokenize"),
+)
+
 
 def closed(document: dict[str, Any]) -> dict[str, Any]:
     """The document with answers that may have no field beyond the declared ones."""
@@ -53,7 +59,7 @@ def test_no_status_and_no_answer_that_the_document_does_not_tell_of(launch: Laun
     assert re.search(r"\d{3,} generated", done.stdout), done.stdout[-2000:]
     metrics = httpx.get(f"{cluster.url}/metrics", headers={"x-api-key": "key"}).text
     assert not re.search(r'http_requests_total\{method="POST",[^}]*status="5', metrics)
-    for route in ("chat/completions", "completions", "tokenize", "detokenize"):
+    for route in _GENERATED:
         answered = re.search(rf'http_requests_total\{{method="POST",route="/v1/{route}",status="200"\}} (\d+)', metrics)
         assert answered, f"no generated request of {route} was good"
     assert cluster.stop() == 0
