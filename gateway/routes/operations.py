@@ -28,6 +28,7 @@ from gateway.routes.tokenization import Tokenization
 from gateway.schema.operation import BODY, GENERATION, MODEL, Operation
 
 _METRICS_TYPE = "text/plain"
+_TURNS = {"messages": [{"role": "user", "content": "What is gravity?"}]}
 
 
 def operations(
@@ -52,12 +53,14 @@ def _responses(responses: Responses) -> list[Operation]:
     return [
         Operation(
             "POST", "/responses", responses.create, "Answer, and keep the conversation",
-            request=turns.ResponsesBody, response=turns.ResponseBody, stream=turns.ResponseStream, names_events=True,
+            request=turns.ResponsesBody, example={"input": "What is gravity?", "max_output_tokens": 16},
+            response=turns.ResponseBody, stream=turns.ResponseStream, names_events=True,
             errors=(*GENERATION, ResponseNotFound), tag=tag,
         ),
         Operation(
             "POST", "/responses/input_tokens", responses.count, "How many tokens a body has",
-            request=turns.TurnBody, response=turns.InputTokens, errors=(*BODY, *MODEL, Unavailable), tag=tag,
+            request=turns.TurnBody, example={"input": "What is gravity?"},
+            response=turns.InputTokens, errors=(*BODY, *MODEL, Unavailable), tag=tag,
         ),
         Operation(
             "GET", "/responses/{response_id}", responses.show, "A kept response",
@@ -83,12 +86,13 @@ def _messages(messages: Messages) -> list[Operation]:
     return [
         Operation(
             "POST", "/messages", messages.create, "Answer in Anthropic's format",
-            request=anthropic.MessagesBody, response=anthropic.MessageObject, stream=anthropic.MessageStream,
-            names_events=True, error_body=anthropic.AnthropicErrorBody, errors=GENERATION, tag=tag,
+            request=anthropic.MessagesBody, example={**_TURNS, "max_tokens": 16},
+            response=anthropic.MessageObject, stream=anthropic.MessageStream, names_events=True,
+            error_body=anthropic.AnthropicErrorBody, errors=GENERATION, tag=tag,
         ),
         Operation(
             "POST", "/messages/count_tokens", messages.count_tokens, "How many tokens a conversation has",
-            request=anthropic.CountTokensBody, response=anthropic.TokenCount,
+            request=anthropic.CountTokensBody, example=_TURNS, response=anthropic.TokenCount,
             error_body=anthropic.AnthropicErrorBody, errors=(*BODY, *MODEL), tag=tag,
         ),
     ]  # fmt: skip
@@ -98,7 +102,8 @@ def _embeddings(embeddings: Embeddings) -> list[Operation]:
     return [
         Operation(
             "POST", "/embeddings", embeddings.create, "Vectors of texts",
-            request=EmbeddingsBody, response=EmbeddingList, errors=(*GENERATION, NotSupported),
+            request=EmbeddingsBody, example={"input": ["The sky is blue.", "Grass is green."]},
+            response=EmbeddingList, errors=(*GENERATION, NotSupported),
         )
     ]  # fmt: skip
 
@@ -108,15 +113,15 @@ def _rendering(rendering: Rendering) -> list[Operation]:
     return [
         Operation(
             "POST", "/chat/completions/render", rendering.render, "A conversation as the model sees it",
-            request=RenderBody, response=Rendered, errors=errors, tag=tag,
+            request=RenderBody, example=_TURNS, response=Rendered, errors=errors, tag=tag,
         ),
         Operation(
             "POST", "/chat/completions/input_tokens", rendering.count, "How many tokens a conversation has",
-            request=RenderBody, response=turns.InputTokens, errors=errors, tag=tag,
+            request=RenderBody, example=_TURNS, response=turns.InputTokens, errors=errors, tag=tag,
         ),
         Operation(
             "POST", "/apply-template", rendering.render, "As /v1/chat/completions/render",
-            request=RenderBody, response=Rendered, errors=errors, tag=tag,
+            request=RenderBody, example=_TURNS, response=Rendered, errors=errors, tag=tag,
         ),
     ]  # fmt: skip
 
@@ -126,11 +131,13 @@ def _openai(serving: Serving) -> list[Operation]:
     return [
         Operation(
             "POST", "/chat/completions", ChatCompletions(serving).create, "Answer a conversation",
-            request=ChatBody, response=bodies.ChatCompletion, stream=bodies.ChatCompletionChunk, errors=GENERATION,
+            request=ChatBody, example={**_TURNS, "max_tokens": 16},
+            response=bodies.ChatCompletion, stream=bodies.ChatCompletionChunk, errors=GENERATION,
         ),
         Operation(
             "POST", "/completions", Completions(serving).create, "Continue prompts",
-            request=CompletionBody, response=bodies.Completion, stream=bodies.CompletionChunk, errors=GENERATION,
+            request=CompletionBody, example={"prompt": "The sky is", "max_tokens": 16},
+            response=bodies.Completion, stream=bodies.CompletionChunk, errors=GENERATION,
         ),
         Operation("GET", "/models", models.index, "What is served", response=bodies.ModelList, errors=MODEL),
         Operation("GET", "/models/{model_id}", models.show, "One model", response=bodies.ModelCard, errors=MODEL),
@@ -142,11 +149,13 @@ def _tokens(serving: Serving) -> list[Operation]:
     return [
         Operation(
             "POST", "/tokenize", tokens.tokenize, "Text or messages to token ids",
-            request=spelled.TokenizeBody, response=spelled.Tokens, errors=errors, tag="Tokens",
+            request=spelled.TokenizeBody, example={"prompt": "The sky is blue."},
+            response=spelled.Tokens, errors=errors, tag="Tokens",
         ),
         Operation(
             "POST", "/detokenize", tokens.detokenize, "Token ids to text",
-            request=spelled.DetokenizeBody, response=spelled.Text, errors=errors, tag="Tokens",
+            request=spelled.DetokenizeBody, example={"tokens": [20, 21]},
+            response=spelled.Text, errors=errors, tag="Tokens",
         ),
     ]  # fmt: skip
 

@@ -63,6 +63,8 @@ def _operation(operation: Operation, schemas: JsonSchemas, *, guarded: bool) -> 
         told["parameters"] = parameters
     if operation.request is not None:
         content = {_JSON: {"schema": schemas.request(operation.request)}}
+        if operation.example is not None:
+            content[_JSON]["example"] = dict(operation.example)
         told["requestBody"] = {"required": True, "content": content}
     if guarded:
         told["security"] = [{"bearer": []}, {"key": []}]

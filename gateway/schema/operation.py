@@ -55,11 +55,11 @@ class ErrorBody(TypedDict):
 class Operation:
     """An endpoint as it is routed and as /openapi.json tells of it: both are made of this one value.
 
-    `request` and `response` are the types of the JSON bodies, `query` that of the parameters in the URL, `stream` that
-    of the data of each server-sent event when the answer can be streamed; with `names_events` each has its type as its
-    name and no [DONE] ends them. `error_body` is the type of all errors; `content` the media type of a body that is no
-    JSON. `versioned` endpoints are at /v1
-    and, for clients whose base URL lacks it, at the root. `is_open`: no API key is asked for.
+    `request` and `response` are the types of the JSON bodies, `example` a good request, `query` the type of the
+    parameters in the URL, `stream` that of the data of each server-sent event when the answer can be streamed; with
+    `names_events` each has its type as its name and no [DONE] ends them. `error_body` is the type of all errors,
+    `content` the media type of a body that is no JSON. `versioned` endpoints are at /v1 and, for clients whose base URL
+    lacks it, at the root. `is_open`: no API key is asked for.
     """
 
     method: str
@@ -67,6 +67,7 @@ class Operation:
     endpoint: Endpoint
     summary: str
     request: Any = None
+    example: Mapping[str, object] | None = None
     query: Any = None
     response: Any = None
     stream: Any = None

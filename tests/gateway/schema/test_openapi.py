@@ -143,6 +143,18 @@ async def test_answers_fit_their_schemas(client: httpx.AsyncClient, document: Js
     check(document, path, "post", await client.post(path, json=body))
 
 
+async def test_every_example_is_good(client: httpx.AsyncClient, document: Json) -> None:
+    bodies = [
+        (path, told["post"]["requestBody"])
+        for path, told in document["paths"].items()
+        if "requestBody" in told.get("post", {})
+    ]
+    assert len(bodies) >= 12
+    for path, body in bodies:
+        response = await client.post(path, json=body["content"]["application/json"]["example"])
+        assert response.status_code == 200, (path, response.text)
+
+
 async def test_what_is_asked_of_a_kept_response_fits_too(client: httpx.AsyncClient, document: Json) -> None:
     body = {"input": ITEMS, "include": ["message.output_text.logprobs"]}
     first = (await client.post(RESPONSES, json=body)).json()["id"]
