@@ -92,12 +92,11 @@ class OutputConfig(TypedDict, total=False):
     effort: Annotated[str, Chars(32), "Handed to the chat template."]
 
 
-class CountTokensBody(RunBody, total=False):
-    """A conversation. A last turn of the assistant's is continued."""
+class AnsweringBody(RunBody, total=False):
+    """What answering and counting share."""
 
     messages: Required[Annotated[list[MessageTurn], Items(MAX_MESSAGES, fewest=1)]]
     system: str | list[TextBlockBody]
-    max_tokens: Annotated[int, Between(1, _INT64), "Lowered to what the context has left."]
     tools: Annotated[list[CustomTool], Items(MAX_TOOLS)]
     tool_choice: CustomToolChoice
     thinking: ThinkingSettings
@@ -107,7 +106,13 @@ class CountTokensBody(RunBody, total=False):
     metadata: Annotated[object, "Ignored, as service_tier."]
 
 
-class MessagesBody(CountTokensBody, total=False):
+class CountTokensBody(AnsweringBody, total=False):
+    """A conversation. A last turn of the assistant's is continued."""
+
+    max_tokens: Annotated[int, Between(1, _INT64), "Makes no difference here."]
+
+
+class MessagesBody(AnsweringBody, total=False):
     """A conversation to answer. A last turn of the assistant's is continued."""
 
     max_tokens: Required[Annotated[int, Between(1, _INT64), "Lowered to what the context has left."]]
