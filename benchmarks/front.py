@@ -25,13 +25,18 @@ import psutil
 import uvloop
 
 from benchmarks.gateway.bare_app import write_answers
-from benchmarks.gateway.instant_engine import MODEL_NAME
+from benchmarks.gateway.instant_engine import MODEL_NAME, TEXT
 from benchmarks.gateway.pinned import pinned, wait_until_it_answers
 from benchmarks.gateway.stream_load import StreamTurn, burst, http_chunks, sse_events
+from benchmarks.gateway.vllm_front import vllm_front
 from benchmarks.load.connection import Connection, Origin
 from benchmarks.peers.muster import default_model
+from benchmarks.peers.vllm import dequantised
+from engine.model.tokenizer_files import read_tokenizer_archive
+from gateway.tokenizer import Tokenizer
 
 _GATEWAY_CORE, _OTHER_CORE = 0, 1
+PEERS = Path("~/.cache/muster/peers").expanduser()
 _NUM_WARM_UPS = 64
 _SHORT_TOKENS = 16
 _PROMPT = "Why is the sky blue, and why is it red in the evening? Answer in a few sentences."
@@ -174,10 +179,16 @@ class Bench:
         self._size = size
         self._gateway_prefix = gateway_prefix
 
-    def run(self) -> list[Turn]:
+    def run(self, vllm: bool) -> list[Turn]:
+        """All turns; with `vllm` its API server has one each, started once for all of them."""
         turns: list[Turn] = []
-        with self._gateway() as gateway, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with contextlib.ExitStack() as running:
+            runner = running.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+            gateway = running.enter_context(self._gateway())
+            peer = running.enter_context(self._vllm()) if vllm else None
             runner.run(gateway.warm_up())
+            if peer is not None:
+                runner.run(peer.warm_up())
             for number in range(1, self._size.num_turns + 1):
                 turns.append(runner.run(gateway.turn()))
                 _say(number, turns[-1])
@@ -188,7 +199,20 @@ class Bench:
                     runner.run(bare.warm_up())
                     turns.append(runner.run(bare.turn()))
                 _say(number, turns[-1])
+                if peer is not None:
+                    turns.append(runner.run(peer.turn()))
+                    _say(number, turns[-1])
         return turns
+
+    @contextlib.contextmanager
+    def _vllm(self) -> Iterator[Measured]:
+        """Its engine process is the scheduler of vLLM, which takes time: CPU times compare the servers alone."""
+        port, folder = _free_port(), dequantised(self._model, PEERS)
+        token_ids = Tokenizer.from_archive(read_tokenizer_archive(self._model)).encode(TEXT)
+        log, cores = self._folder / "vllm.log", (_GATEWAY_CORE, _OTHER_CORE)
+        with vllm_front(PEERS, folder, MODEL_NAME, port, token_ids, cores, log) as pid:
+            path = "/chat/completions"
+            yield Measured("vllm", port, pid, self._size, stream_path=path, whole_path=path)
 
     @contextlib.contextmanager
     def _gateway(self) -> Iterator[Measured]:
@@ -238,13 +262,14 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=4000, help="answers that are not streamed")
     parser.add_argument("--alone", type=int, default=300, help="requests one at a time")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--vllm", action="store_true", help="also vLLM's API server, installed by benchmarks.versus")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the gateway here")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     size = Size(arguments.streams, arguments.tokens, arguments.short, arguments.alone, arguments.turns)
     prefix = ("-m", "cProfile", "-o", str(arguments.profile)) if arguments.profile else ()
     with tempfile.TemporaryDirectory(prefix="front-") as folder:
-        turns = Bench(Path(folder), default_model(), size, prefix).run()
+        turns = Bench(Path(folder), default_model(), size, prefix).run(arguments.vllm)
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(turn) for turn in turns], indent=1))
     return 0

@@ -24,7 +24,7 @@ from gateway.tokenizer import Tokenizer
 from services.rpc.identity import host_id
 
 MODEL_NAME = "instant"
-_TEXT = (
+TEXT = (
     "The sky is blue because air scatters short waves of light more than long ones. At noon the light has a short way "
     "through the air; in the evening it is long, and what is left of it is red.\n"
 )
@@ -39,7 +39,7 @@ class InstantEngine:
         self.target = target
         self.archive = archive
         tokenizer = Tokenizer.from_archive(archive)
-        self.token_ids = tokenizer.encode(_TEXT)
+        self.token_ids = tokenizer.encode(TEXT)
         self.model = wire.ModelInfo(
             served_model_names=[MODEL_NAME],
             architecture="none",

@@ -28,12 +28,17 @@ def pinned(arguments: Sequence[str], core: int, log: Path) -> Iterator[subproces
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for one that does not end."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes], log: Path, *, within_s: float = 60.0) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from vllm.v1.executor.abstract import Executor  # type: ignore[import-not-found]
 from vllm.v1.outputs import ModelRunnerOutput  # type: ignore[import-not-found]
 
-VARIABLE = "MUSTER_INSTANT_TOKENS"
+from benchmarks.gateway.vllm_instant_name import TOKENS_VARIABLE
+
 _ANSWERS: dict[str, Any] = {
     "get_kv_cache_spec": {},  # no layer keeps anything
     "get_supported_kv_cache_layouts": ["LBNHC"],
@@ -28,7 +29,7 @@ class InstantExecutor(Executor):  # type: ignore[misc]
     """What the engine process of vLLM asks for its tokens."""
 
     def _init_executor(self) -> None:
-        self._text: list[int] = json.loads(os.environ[VARIABLE])
+        self._text: list[int] = json.loads(os.environ[TOKENS_VARIABLE])
         self._todo: dict[str, int] = {}  # prompt tokens not computed yet
         self._told: dict[str, int] = {}  # tokens so far
 
