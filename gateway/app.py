@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.routing import Router
 
 from gateway.lifecycle import Lifecycle
 from gateway.middleware.access import Access
@@ -20,12 +17,11 @@ from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
 from gateway.ports import Cluster, Deployment, Metrics, TextEmbedder, TextGenerator
 from gateway.responses.archive import ResponseArchive
-from gateway.responses.store import ResponseStore
 from gateway.routes.documentation import Documentation
-from gateway.routes.operations import further_operations, operations
+from gateway.routes.operations import operations
 from gateway.routes.page import FILES_PATH, Page
 from gateway.routes.serving import Serving
-from gateway.schema.operation import Operation
+from gateway.schema.operation import Operation, routes_of
 from gateway.settings import AppSettings
 
 
@@ -39,27 +35,19 @@ def build_app(
     embedder: TextEmbedder | None = None,
     responses: ResponseArchive | None = None,
     deployment: Deployment | None = None,
-) -> Starlette:
+) -> Router:
     """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
     serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle(), deployment)
-    api = operations(serving)
-    documentation = Documentation(api, settings)
-    api += documentation.operations()
-    api += further_operations(serving, embedder, responses or _local_archive(settings))
+    api = operations(serving, embedder, responses)
+    api += Documentation(api, settings).operations()
     if settings.page:
         api += Page(settings).operations()
-    app = Starlette(
-        routes=[route for operation in api for route in operation.routes()],
+    # The router alone: an application's own layers cost a coroutine each per token, and ErrorEnvelope does their work.
+    return Router(
+        routes=routes_of(api),
         middleware=_middleware(api, settings, metrics),
-        exception_handlers={HTTPException: _reraise},
+        redirect_slashes=False,
     )
-    app.router.redirect_slashes = False
-    return app
-
-
-def _local_archive(settings: AppSettings) -> ResponseArchive:
-    """For a gateway that has no others to ask."""
-    return ResponseArchive(ResponseStore(settings.response_store_bytes, settings.response_ttl_s))
 
 
 def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:
@@ -69,8 +57,10 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
+        allow_methods=settings.cors_methods or sorted({each.method for each in api}),
+        allow_headers=settings.cors_headers or ["*"],
+        allow_credentials=settings.cors_credentials,
+        expose_headers=["x-request-id", "retry-after"],
     )
     return [
         Middleware(RequestId),
@@ -81,8 +71,3 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
         Middleware(ApiKeys, keys=settings.api_keys, open_paths=open_paths, open_below=open_below),
         Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
     ]
-
-
-async def _reraise(request: Request, error: Exception) -> Any:
-    """Leaves it to ErrorEnvelope, the one place where errors become responses."""
-    raise error

@@ -11,6 +11,9 @@ from gateway.change_signal import ChangeSignal
 from gateway.generation_request import FinishReason, PromptReport, TokenLogprob
 from gateway.wire_convert import to_finish_reason, to_logprobs
 
+# So many tokens of a quiet ticket are read some milliseconds of text at a time.
+_LONG_TOKENS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -55,14 +58,16 @@ class Ticket:
 
     Deltas that nobody takes merge, so a slow reader costs its own context's tokens and no more. `news` is shared by
     the tickets of one request: however many of its choices move in a step, its reader wakes once. A `suspect` is of a
-    request that has lost a rank before.
+    request that has lost a rank before. The reader of a quiet one, who wants the whole answer, wakes at its end, and
+    now and then so that a long one is not left to be read at once.
     """
 
-    __slots__ = ("after_frame", "end", "logprobs", "news", "prompt", "suspect", "token_ids")
+    __slots__ = ("after_frame", "end", "is_quiet", "logprobs", "news", "prompt", "suspect", "token_ids")
 
     def __init__(self, news: ChangeSignal, *, suspect: bool = False) -> None:
         self.news = news
         self.suspect = suspect
+        self.is_quiet = False
         self.after_frame = 0
         self.prompt: PromptReport | None = None
         self.token_ids: list[int] = []
@@ -90,6 +95,7 @@ class Attachment:
         self._free: list[int] = []
         self._num_handles = 0
         self._num_frames = 0
+        self._moved: set[ChangeSignal] = set()
 
     def __len__(self) -> int:
         """Handles in use."""
@@ -115,17 +121,23 @@ class Attachment:
         return True
 
     def apply(self, outputs: wire.StepOutputs) -> None:
-        """Hands one engine step out and wakes each request once. Raises ProtocolViolation."""
+        """Hands one engine step out; `wake` tells who has news. Raises ProtocolViolation."""
         self._num_frames += 1
-        moved = [*self._add_started(outputs), *self._add_tokens(outputs)]
+        if outputs.started:
+            self._add_started(outputs)
+        self._add_tokens(outputs)
         for finished in outputs.finished:
             stop_token_id = finished.stop_token_id if finished.HasField("stop_token_id") else None
             reason = to_finish_reason(finished.finish_reason)
-            moved += self._end(finished.handle, Finished(reason, stop_token_id, finished.usage.cached_tokens))
+            self._end(finished.handle, Finished(reason, stop_token_id, finished.usage.cached_tokens))
         for failed in outputs.failed:
-            moved += self._end(failed.handle, _to_failed(failed))
-        for ticket in moved:
-            ticket.news.notify()
+            self._end(failed.handle, _to_failed(failed))
+
+    def wake(self) -> None:
+        """Wakes each request that moved since the last call, once."""
+        moved, self._moved = self._moved, set()
+        for news in moved:
+            news.notify()
 
     def lose(self, message: str) -> None:
         """The stream is over: everything that was live ends with EngineLost."""
@@ -137,26 +149,25 @@ class Attachment:
         for ticket in tickets.values():
             heard = self._num_frames > ticket.after_frame
             ticket.end = EngineLost(self.rank, message, num_suspects, heard)
-            ticket.news.notify()
+            self._moved.add(ticket.news)
+        self.wake()
 
-    def _add_started(self, outputs: wire.StepOutputs) -> list[Ticket]:
-        moved = []
+    def _add_started(self, outputs: wire.StepOutputs) -> None:
         for started in outputs.started:
             ticket = self._tickets.get(started.handle)
             if ticket is not None:
                 prompt = started.prompt
                 ticket.prompt = PromptReport(prompt.num_tokens, prompt.cached_tokens, to_logprobs(prompt.logprobs))
-                moved.append(ticket)
-        return moved
+                self._moved.add(ticket.news)
 
-    def _add_tokens(self, outputs: wire.StepOutputs) -> list[Ticket]:
+    def _add_tokens(self, outputs: wire.StepOutputs) -> None:
         for entry in outputs.logprobs:
             ticket = self._tickets.get(entry.handle)
             if ticket is not None:
                 ticket.logprobs.extend(to_logprobs(entry.logprobs))
         # Lists, because a loop over a field of a message costs several times one over a list.
         handles, counts, token_ids = outputs.handles[:], outputs.token_counts[:], outputs.token_ids[:]
-        tickets, moved = self._tickets, []
+        tickets, moved = self._tickets, self._moved
         if not counts:
             if len(handles) != len(token_ids):
                 raise ProtocolViolation(f"{len(token_ids)} token_ids for {len(handles)} handles without token_counts")
@@ -164,29 +175,29 @@ class Attachment:
                 ticket = tickets.get(handle)
                 if ticket is not None:
                     ticket.token_ids.append(token_id)
-                    moved.append(ticket)
-            return moved
+                    if not ticket.is_quiet or len(ticket.token_ids) >= _LONG_TOKENS:
+                        moved.add(ticket.news)
+            return
         if len(counts) != len(handles) or sum(counts) != len(token_ids):
             raise ProtocolViolation(f"token_counts {counts[:8]} don't add up to {len(token_ids)} token_ids")
         start = 0
         for handle, count in zip(handles, counts, strict=True):
-            ticket = self._tickets.get(handle)
+            ticket = tickets.get(handle)
             if ticket is not None:
                 ticket.token_ids.extend(token_ids[start : start + count])
-                moved.append(ticket)
+                if not ticket.is_quiet or len(ticket.token_ids) >= _LONG_TOKENS:
+                    moved.add(ticket.news)
             start += count
-        return moved
 
-    def _end(self, handle: int, end: Finished | Failed) -> list[Ticket]:
+    def _end(self, handle: int, end: Finished | Failed) -> None:
         ticket = self._tickets.pop(handle, None)
         if ticket is not None:
             ticket.end = end
+            self._moved.add(ticket.news)
             heapq.heappush(self._free, handle)
-            return [ticket]
-        if handle in self._abandoned:
+        elif handle in self._abandoned:
             self._abandoned.remove(handle)
             heapq.heappush(self._free, handle)
-        return []
 
 
 def _to_failed(failed: wire.Failed) -> Failed:

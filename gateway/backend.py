@@ -19,6 +19,7 @@ from gateway.engine_link import Dial
 from gateway.engine_pool import EnginePool
 from gateway.generation import GenerationLimits, Generator
 from gateway.metrics import GatewayMetrics
+from gateway.tracing import NO_TRACING, Tracing
 
 
 class Backend:
@@ -38,11 +39,13 @@ class Backend:
         scope: Sequence[int] | None = None,
         limits: GenerationLimits | None = None,
         metrics_directory: Path | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """`metrics_directory`, when gateways share one, see gateway.shared_metrics."""
         changed = self._changed = ChangeSignal()
         self._balancer = Balancer()
         self.metrics = GatewayMetrics(gateway=gateway.name, directory=metrics_directory)
+        self._tracing = tracing
         self.pool = EnginePool(
             gateway=gateway.name,
             host_id=host_id,
@@ -70,6 +73,7 @@ class Backend:
             metrics=self.metrics,
             changed=changed,
             limits=limits or GenerationLimits(),
+            tracing=tracing,
         )
         self.embedder = Embedder(
             cluster=self.cluster,
@@ -94,6 +98,7 @@ class Backend:
             await asyncio.wait([self._observing])
         await self.cluster.close()
         await self.pool.close()
+        await asyncio.to_thread(self._tracing.close)
 
     def _follow(self, cluster: ClusterView) -> None:
         self._balancer.configure(

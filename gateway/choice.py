@@ -44,6 +44,7 @@ class Choice:
         self._stop_strings = (
             StopStrings(request.stop_strings, request.include_stop_string) if request.stop_strings else None
         )
+        self._pieces: list[str] = []  # of the text that is being told, where every token has its own
         self._unsent_ids: list[int] = []
         self._unsent_logprobs: list[TokenLogprob] = []
         self._unsent_thoughts = ""
@@ -61,7 +62,10 @@ class Choice:
         """
         text = self._add(token_ids, logprobs, end)
         if end is not None and self.finish_reason is None:
-            text += self._flush()
+            rest = self._flush()
+            if rest:
+                text += rest
+                self._pieces.append(rest)
             if self.finish_reason is None:
                 self._finish(end)
         text = self._unsent_text + text
@@ -80,6 +84,7 @@ class Choice:
             logprobs=tuple(self._unsent_logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
+            pieces=tuple(self._pieces) if len(self._pieces) > 1 else (),
         )
         self._unsent_ids, self._unsent_logprobs = [], []
         self._unsent_thoughts, self._num_unsent_thoughts = "", 0
@@ -89,16 +94,17 @@ class Choice:
         shown = token_ids[:-1] if self._hides_last(token_ids, end) else token_ids
         if self._stop_strings is None and self._splitter is None:
             self._keep(token_ids, logprobs)
-            return self._detokenizer.push(shown)
+            self._pieces = self._detokenizer.push_each(shown)
+            return self._pieces[0] if len(self._pieces) == 1 else "".join(self._pieces)
         # One at a time, so that the answer ends at the same token however the engine's steps were delivered.
-        text = ""
+        self._pieces = []
         for position, token_id in enumerate(token_ids):
             self._keep((token_id,), logprobs[position : position + 1])
             if position < len(shown):
-                text += self._watch(self._answer_in(self._detokenizer.push((token_id,))))
+                self._pieces.append(self._watch(self._answer_in(self._detokenizer.push((token_id,)))))
             if self.finish_reason is not None:
                 break
-        return text
+        return "".join(self._pieces)
 
     def _keep(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         self.generated.extend(token_ids)

@@ -15,6 +15,7 @@ from muster import v1 as wire
 from gateway.attachment import Attachment, EngineLost, ProtocolViolation, Ticket
 from gateway.backoff import Backoff
 from gateway.change_signal import ChangeSignal
+from gateway.rouser import Rouser
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class EngineLink:
         self._dial = dial
         self._changed = changed
         self._attachment = Attachment(rank)
+        self._rouser = Rouser(self._attachment.wake)
         self._outbox: deque[wire.AttachRequest] = deque()
         self._outbox_changed = ChangeSignal()
         self._attached = False
@@ -221,6 +223,7 @@ class EngineLink:
                 self._last_frame_s = clock()
                 if frame.WhichOneof("frame") == "outputs":
                     self._attachment.apply(frame.outputs)
+                    self._rouser.frame_came()
         finally:
             if writer is not None:
                 writer.cancel()

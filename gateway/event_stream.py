@@ -50,7 +50,8 @@ class EventStream:
         self._clock = clock
         self._last_sent_s = clock()
         self._started = False
-        self._sending = asyncio.Lock()  # a ping and an event must not reorder headers and body
+        self._is_writing = False
+        self._pinging: asyncio.Future[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send), name="sse-pump")
@@ -70,7 +71,19 @@ class EventStream:
         while not pump.done() and not gone.done():
             await asyncio.wait({pump, gone}, timeout=self._until_ping_s(), return_when=asyncio.FIRST_COMPLETED)
             if not pump.done() and not gone.done() and self._until_ping_s() == 0:
-                await self._write(send, self._ping)
+                await self._break_silence(send)
+
+    async def _break_silence(self, send: Send) -> None:
+        """A ping must not get between headers and body, nor an event: whoever writes second waits."""
+        if self._is_writing:  # the client is slow, and has enough to read
+            self._last_sent_s = self._clock()
+            return
+        self._pinging = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(send, self._ping)
+        finally:
+            self._pinging.set_result(None)
+            self._pinging = None
 
     async def _pump(self, send: Send) -> None:
         try:
@@ -91,13 +104,21 @@ class EventStream:
         await self._write(send, self._fail_with(as_gateway_error(error)))
 
     async def _write(self, send: Send, data: bytes) -> None:
-        async with self._sending:
-            if not self._started:
-                self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-            if data:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                self._last_sent_s = self._clock()
+        if self._pinging is not None:
+            await self._pinging
+        self._is_writing = True
+        try:
+            await self._send(send, data)
+        finally:
+            self._is_writing = False
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        if data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._last_sent_s = self._clock()
 
     def _until_ping_s(self) -> float | None:
         if not self._ping_interval_s:

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.balancer import Balancer, Placement
 from gateway.change_signal import ChangeSignal
@@ -22,6 +22,7 @@ from gateway.probation import Probation
 from gateway.request_limits import check_request
 from gateway.running_request import RunningRequest
 from gateway.tokenizer import Tokenizer
+from gateway.tracing import NO_TRACING, Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ class GenerationLimits:
     max_queued: int = 2048
     # With every rank lost a request waits so long for one to come back.
     rank_wait_s: float = 30.0
+    # A request gets its first output within so long or is told to come again; None: when it comes.
+    queue_timeout_s: float | None = None
     # A request that outlived so many ranks is the likely cause of their deaths, see gateway.losses; 1 continues none.
     max_losses: int = 2
 
@@ -50,12 +53,14 @@ class Generator:
         metrics: GatewayMetrics,
         changed: ChangeSignal,
         limits: GenerationLimits,
+        tracing: Tracing = NO_TRACING,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._placer = Placer(cluster, pool, balancer, changed, limits.rank_wait_s, clock)
         self._metrics = metrics
         self._limits = limits
+        self._tracing = tracing
         self._clock = clock
         self._probation = Probation(limits.rank_wait_s)
         self._num_queued = 0
@@ -80,6 +85,7 @@ class Generator:
         running = self._begin(request, tokenizer)
         meter = running.meter
         deadline_s = None if request.timeout_s is None else self._clock() + request.timeout_s
+        turn_s = None if self._limits.queue_timeout_s is None else self._clock() + self._limits.queue_timeout_s
         self._count(1, queued=1)
         queued, ended = True, False
         turn = self._probation.turn()
@@ -91,14 +97,18 @@ class Generator:
                     running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
                 seen = running.news.version
                 events = running.collect()
-                turn.survived(running.num_generated)
+                if turn.is_taken:
+                    turn.survived(running.num_generated)
                 if queued and running.reported:
                     queued = False
                     self._count(0, queued=-1)
                 for event in events:
                     yield event
                 if not running.homeless and running.news.version == seen and not running.finished:
-                    await self._wait(running, deadline_s)
+                    if deadline_s is None and (turn_s is None or not queued):
+                        await running.news.wait()
+                    else:
+                        await self._wait(running, deadline_s, turn_s if queued else None)
             meter.finished(running.rank, running.finish_reasons, running.usage())
             ended = True
             _log_end(request, running, ", ".join(running.finish_reasons))
@@ -121,14 +131,15 @@ class Generator:
         if self._num_queued >= self._limits.max_queued:
             raise Overloaded(f"{self._num_queued} requests are queued here, the limit. Try again later.")
         # The gateway draws the seed, so that another rank can continue with the same one.
+        span = self._tracing.start(request, model.served_model_names[0] if model.served_model_names else "")
         seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
         return RunningRequest(
-            request,
+            request if span.traceparent == request.traceparent else replace(request, traceparent=span.traceparent),
             [Choice(index, request, tokenizer, choice_seed(seed, index)) for index in range(request.n)],
             model=model,
             max_tokens=max_tokens,
             engine_request_id=f"{request.request_id}-{secrets.token_hex(4)}",
-            meter=self._metrics.meter(),
+            meter=self._metrics.meter(span),
             serves=self._cluster.serves,
             max_losses=self._limits.max_losses,
             clock=self._clock,
@@ -160,12 +171,19 @@ class Generator:
                 running.refused_by.clear()
                 running.full = None
 
-    async def _wait(self, running: RunningRequest, deadline_s: float | None) -> None:
-        left_s = self._left_s(deadline_s)
-        if left_s is not None and (left_s <= 0 or not await running.news.wait(left_s)):
+    async def _wait(self, running: RunningRequest, deadline_s: float | None, turn_s: float | None) -> None:
+        """Waits for news until the request's deadline, and for its first output until its turn has passed; one of the
+        two is given."""
+        ends_s = min(each for each in (deadline_s, turn_s) if each is not None)
+        left_s = ends_s - self._clock()
+        if left_s > 0 and await running.news.wait(left_s):
+            return
+        if ends_s == deadline_s:
             raise RequestTimeout("The request did not finish within its time.")
-        if left_s is None:
-            await running.news.wait()
+        raise Overloaded(
+            f"The request waited {self._limits.queue_timeout_s:g} s without getting its turn. Try again later.",
+            retry_after_s=1.0,
+        )
 
     def _left_s(self, deadline_s: float | None) -> float | None:
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())

@@ -62,6 +62,7 @@ class GenerationRequest:
     With `reasoning`, thoughts are told apart from the text, and stop strings look at the text alone.
     `kept_token_ids` are special tokens that the text keeps, because its reader looks for them.
     Deltas between a choice's first and last have at least `stream_interval` tokens.
+    What is not `streamed` is read at its end: nobody looks at the deltas before.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class GenerationRequest:
     reasoning: ReasoningFormat | None = None
     kept_token_ids: frozenset[int] = frozenset()
     stream_interval: int = 1
+    streamed: bool = True
 
 
 class FinishReason(Enum):
@@ -121,7 +123,8 @@ class PromptReport:
 class ChoiceDelta:
     """News of one choice. Tokens wait for the text they are part of, so only the last delta may have no text; it has
     `finish_reason`, and `stop_reason` names the stop string or stop token id that ended the choice. `reasoning` is
-    what comes before the text; `num_reasoning_tokens` of the tokens are thoughts and their tags."""
+    what comes before the text; `num_reasoning_tokens` of the tokens are thoughts and their tags. `pieces`, if there are
+    any, are the text token by token: several tokens may have waited to be told."""
 
     index: int
     text: str = ""
@@ -131,6 +134,7 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     reasoning: str = ""
     num_reasoning_tokens: int = 0
+    pieces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

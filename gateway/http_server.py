@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 
+from gateway.certificate import Certificate
 from gateway.patience import Limits, Patience
 from gateway.patient_protocol import PatientProtocol
 
@@ -21,7 +22,7 @@ _SWEEP_S = 1.0
 
 
 class HttpServer:
-    """Serves an ASGI application until `stop`."""
+    """Serves an ASGI application until `stop`; over TLS with a certificate."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class HttpServer:
         *,
         shutdown_timeout_s: float,
         limits: Limits | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         self._patience: Patience[PatientProtocol] = Patience(limits or Limits(request_s=KEEP_ALIVE_S))
         config = uvicorn.Config(
@@ -42,6 +44,9 @@ class HttpServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
         )
+        config.load()
+        if certificate is not None:
+            config.ssl = certificate.context()
         self._config = config
         self._sockets = list(sockets)
         self._server = _QuietServer(config)

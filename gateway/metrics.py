@@ -20,6 +20,8 @@ from gateway.generation_request import GenerationUsage
 from gateway.ports import RankProgress
 from gateway.ranks import RankLoad, RankState
 from gateway.shared_metrics import SharedMetrics
+from gateway.token_gaps import TokenGaps
+from gateway.tracing import RequestSpan
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
@@ -73,6 +75,7 @@ class GatewayMetrics:
             "Between two tokens of a choice; tokens that came together share the wait.",
             _TOKEN_LATENCY_S,
         )
+        self._token_gaps: dict[int, TokenGaps] = {}
         self.e2e_latency = per_rank("e2e_request_latency_seconds", "From a request's arrival to its end.", _LATENCY_S)
         self.prompt_tokens = per_rank("request_prompt_tokens", "Prompt tokens per finished request.", _TOKENS)
         self.generation_tokens = per_rank(
@@ -124,8 +127,21 @@ class GatewayMetrics:
         self._attached.labels(self._gateway, rank).set(attached)
         self.continued.labels(rank)  # a series that starts with its first loss would hide it from increase()
 
+    def token_gaps(self, rank: int) -> TokenGaps:
+        """Where the times between a rank's tokens are counted."""
+        gaps = self._token_gaps.get(rank)
+        if gaps is None:
+            gaps = self._token_gaps[rank] = TokenGaps(self.inter_token_latency.labels(rank), _TOKEN_LATENCY_S)
+        return gaps
+
+    def flush(self) -> None:
+        """Tells the registry, or the shared files, what is counted beside them."""
+        for gaps in self._token_gaps.values():
+            gaps.flush()
+
     def render(self) -> bytes:
         """The metrics in the Prometheus text format."""
+        self.flush()
         return generate_latest(self.registry)
 
     def http_request(self, route: str, method: str, status: int, duration_s: float) -> None:
@@ -133,34 +149,37 @@ class GatewayMetrics:
         self._http_requests.labels(route, method, str(status)).inc()
         self._http_duration.labels(route, method).observe(duration_s)
 
-    def meter(self) -> RequestMeter:
-        """Measures one request from now on."""
-        return RequestMeter(self, self._clock)
+    def meter(self, span: RequestSpan | None = None) -> RequestMeter:
+        """Measures one request from now on, also as a span if there is one."""
+        return RequestMeter(self, self._clock, span)
 
 
 class RequestMeter:
     """One request's measurements; `finished`, `failed` or `cancelled` is called once, at its end."""
 
-    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+    def __init__(self, metrics: GatewayMetrics, clock: Callable[[], float], span: RequestSpan | None = None) -> None:
         self._metrics = metrics
+        self._span = span
         self._clock = clock
         self._arrived_s = clock()
         self._last_token_s: dict[int, float] = {}
         self.first_token_s: float | None = None  # after the arrival
         self._rank = -1
-        self._inter_token = metrics.inter_token_latency
+        self._gaps: TokenGaps | None = None
 
     def tokens(self, rank: int, choice: int, num_tokens: int) -> None:
         """A choice received tokens."""
         now_s = self._clock()
         last_s = self._last_token_s.get(choice)
         if last_s is not None:
-            if rank != self._rank:  # looking labels up costs more than observing
-                self._rank, self._inter_token = rank, self._metrics.inter_token_latency.labels(rank)
-            self._inter_token.observe((now_s - last_s) / num_tokens)
+            if self._gaps is None or rank != self._rank:
+                self._rank, self._gaps = rank, self._metrics.token_gaps(rank)
+            self._gaps.add((now_s - last_s) / num_tokens, num_tokens)
         elif not self._last_token_s:
             self.first_token_s = now_s - self._arrived_s
             self._metrics.time_to_first_token.labels(rank).observe(self.first_token_s)
+            if self._span is not None:
+                self._span.first_token(rank)
         self._last_token_s[choice] = now_s
 
     @property
@@ -171,22 +190,38 @@ class RequestMeter:
     def continued(self, rank: int) -> None:
         """The request's rank was lost and it goes on elsewhere."""
         self._metrics.continued.labels(rank).inc()
+        if self._span is not None:
+            self._span.continued(rank)
 
-    def finished(self, rank: int, reasons: Iterable[str], usage: GenerationUsage) -> None:
+    def finished(self, rank: int, reasons: Sequence[str], usage: GenerationUsage) -> None:
         """Every choice ended."""
+        self._flush()
         for reason in reasons:
             self._metrics.request_success.labels(rank, reason).inc()
         self._metrics.e2e_latency.labels(rank).observe(self._clock() - self._arrived_s)
         self._metrics.prompt_tokens.labels(rank).observe(usage.prompt_tokens)
         self._metrics.generation_tokens.labels(rank).observe(usage.completion_tokens)
+        if self._span is not None:
+            self._span.finished(rank, reasons, usage)
 
     def failed(self, code: str) -> None:
         """The client got an error."""
+        self._flush()
         self._metrics.request_errors.labels(code).inc()
+        if self._span is not None:
+            self._span.failed(code)
 
     def cancelled(self, phase: str) -> None:
         """The client left."""
+        self._flush()
         self._metrics.cancelled.labels(phase).inc()
+        if self._span is not None:
+            self._span.cancelled(phase)
+
+    def _flush(self) -> None:
+        """What a request counted is there for the next scrape, of whichever gateway."""
+        if self._gaps is not None:
+            self._gaps.flush()
 
 
 class _ClusterCollector(Collector):

@@ -27,6 +27,10 @@ class Turn:
         self._num_generated = 0
         self._is_taken = False
 
+    @property
+    def is_taken(self) -> bool:
+        return self._is_taken
+
     async def take(self, num_generated: int) -> None:
         """Waits for it; `num_generated` are the request's tokens so far. Raises NoBackend when it takes too long."""
         self._num_generated = num_generated

@@ -85,12 +85,14 @@ class RunningRequest:
         self._submissions: dict[int, _Submission] = {}
         self._report: PromptReport | None = None
         self._reported = False
+        # A stop string has to be seen when it comes, so that the engine is told.
+        self._is_quiet = not request.streamed and not request.stop_strings
         self._held: list[GenerationEvent] = []
 
     @property
     def finished(self) -> bool:
         """Every choice has its finish reason and nothing is held back."""
-        return self._reported and all(choice.finish_reason is not None for choice in self._choices)
+        return self._reported and not self._submissions and not self.homeless
 
     @property
     def reported(self) -> bool:
@@ -130,10 +132,11 @@ class RunningRequest:
         events: list[GenerationEvent] = []
         lost: EngineLost | None = None
         lost_node = ""
-        for index, submission in list(self._submissions.items()):
+        for index, submission in tuple(self._submissions.items()):
             ticket = submission.ticket
             end = ticket.end
-            self._find_report(index, ticket)
+            if self._report is None:
+                self._find_report(index, ticket)
             if end is None and not ticket.token_ids:
                 continue
             choice = self._choices[index]
@@ -166,12 +169,13 @@ class RunningRequest:
         token_ids, logprobs = ticket.take()
         if token_ids:
             self.meter.tokens(self.rank, choice.index, len(token_ids))
+            ticket.is_quiet = self._is_quiet and not self.losses.count
         delta = choice.advance(token_ids, logprobs, end)
         if delta is not None:
             events.append(delta)
 
     def _find_report(self, index: int, ticket: Ticket) -> None:
-        if self._report is not None or index != 0:
+        if index != 0:
             return
         if ticket.prompt is not None:
             self._report = ticket.prompt

@@ -19,8 +19,29 @@ def named_event(name: str, body: object) -> bytes:
 
 def event(body: object) -> bytes:
     """One event, on one line by anybody's definition of a line."""
-    data = orjson.dumps(body)
+    return b"data: " + _on_one_line(orjson.dumps(body)) + b"\n\n"
+
+
+class EventForm:
+    """Events that differ in one string alone, for a fraction of what it costs to write each from the beginning."""
+
+    HOLE = "\x00hole\x00"  # no client's text, name or id has it
+
+    def __init__(self, body: object) -> None:
+        """`body` has `HOLE` where the string goes, once."""
+        self._before, hole, self._after = event(body).partition(orjson.dumps(self.HOLE))
+        if not hole:
+            raise ValueError("the body has no hole")
+
+    def fill(self, text: str) -> bytes:
+        """The event with the text in place of the hole."""
+        return self._before + _on_one_line(orjson.dumps(text)) + self._after
+
+
+def _on_one_line(data: bytes) -> bytes:
+    if data.isascii():
+        return data
     for raw, escaped in _LINE_ENDS:
         if raw in data:
             data = data.replace(raw, escaped)
-    return b"data: " + data + b"\n\n"
+    return data

@@ -36,6 +36,11 @@ class Tokenizer:
         self.vocab_size = len(vocabulary.bytes_by_id)
         self.eos_token_ids = vocabulary.eos_token_ids
         self.special_token_ids = frozenset(special.token_id for special in vocabulary.specials)
+        self._texts = [_complete_text(token) for token in vocabulary.bytes_by_id]
+        self._shown_texts = self._texts.copy()
+        for token_id in self.special_token_ids:
+            if token_id < self.vocab_size:
+                self._shown_texts[token_id] = ""
         self.strips_leading_space = vocabulary.strips_leading_space
         # Composing characters before tokenizing shortens text to a third at most.
         shrinks = 1 if vocabulary.plain.normalizer is None else 3
@@ -132,6 +137,20 @@ class Tokenizer:
             return b"".join([self.token_bytes(i) for i in token_ids if i not in skipped])
         return b"".join([self.token_bytes(i) for i in token_ids])
 
+    def texts(
+        self, token_ids: Sequence[int], *, skip_special: bool, keep: frozenset[int] = frozenset()
+    ) -> list[str | None]:
+        """The text of each token, None for one that begins or ends within a character."""
+        table = self._shown_texts if skip_special and not keep else self._texts
+        try:
+            texts = [table[token_id] for token_id in token_ids]
+        except IndexError:  # padding rows
+            texts = [table[token_id] if token_id < self.vocab_size else "" for token_id in token_ids]
+        if skip_special and keep:
+            skipped = self.special_token_ids - keep
+            return ["" if i in skipped else text for i, text in zip(token_ids, texts, strict=True)]
+        return texts
+
     def token_text(self, token_id: int) -> str:
         """Text of one token alone; U+FFFD stands for an incomplete character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
@@ -163,6 +182,13 @@ class Tokenizer:
             yield special
             position, strip_next = match.end(), special.strips_right
         yield rendered[position:].lstrip() if strip_next else rendered[position:]
+
+
+def _complete_text(token: bytes) -> str | None:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _alternatives(literals: dict[str, SpecialToken]) -> re.Pattern[str] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gateway.anthropic.bodies import MAX_MESSAGES
 from gateway.errors import InvalidRequest
 from gateway.openai.chat_request import Message
 from gateway.openai.fields import Fields, shown
 
-_MAX_MESSAGES = 4096
 _THOUGHTS = ("thinking", "redacted_thinking")
 
 
@@ -25,8 +25,8 @@ def parse_messages(fields: Fields) -> tuple[Message, ...]:
     value = fields.raw("messages")
     if value is None:
         fields.missing("messages")
-    if not isinstance(value, list) or not 0 < len(value) <= _MAX_MESSAGES:
-        fields.refuse("messages", f"a list of 1 to {_MAX_MESSAGES} messages")
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_MESSAGES:
+        fields.refuse("messages", f"a list of 1 to {MAX_MESSAGES} messages")
     messages: list[Message] = []
     for index, item in enumerate(value):
         messages += _parse_message(item, f"messages[{index}]")

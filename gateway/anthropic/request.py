@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from gateway.anthropic.content import parse_messages, parse_system
 from gateway.anthropic.tools import parse_tools
 from gateway.errors import InvalidRequest
@@ -14,7 +15,6 @@ from gateway.openai.constraints import schema_text
 from gateway.openai.fields import Fields, shown
 from gateway.openai.options import GenerationOptions, ModelLimits, parse_max_tokens, parse_options
 from gateway.openai.unsupported import refuse_unsupported
-from gateway.request_limits import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from gateway.tool_use import ToolUse
 
 _THINKING_VARIABLE = "enable_thinking"
@@ -43,7 +43,7 @@ def parse_message_request(
     body: Mapping[str, object], limits: ModelLimits, template: str, *, counting: bool = False
 ) -> MessagesRequest:
     """Raises InvalidRequest naming the first wrong field. `template` decides whether thinking can be switched."""
-    fields = Fields(body)
+    fields = Fields(body, shape=CountTokensBody if counting else MessagesBody)
     for name, reason in _REFUSED.items():
         if fields.raw(name):
             raise InvalidRequest(name, f"Unsupported parameter '{name}': {reason}.", "unsupported_parameter")
@@ -55,7 +55,7 @@ def parse_message_request(
     variables = _parse_variables(fields, template)
     if template_tools:
         variables["tools"] = template_tools
-    stop = fields.strings("stop_sequences", max_items=MAX_STOP_STRINGS, max_length=MAX_STOP_CHARS)
+    stop = fields.strings("stop_sequences")
     options = replace(options, stop_strings=stop, constraint=_parse_constraint(fields, options, use))
     max_tokens = parse_max_tokens(fields, "max_tokens", low=1)
     if max_tokens is None and not counting:
@@ -103,7 +103,7 @@ def _parse_variables(fields: Fields, template: str) -> dict[str, object]:
     elif thinking is not None:
         thinking.refuse("type", "'disabled', 'enabled' or 'adaptive'")
     config = fields.nested("output_config")
-    effort = config.string("effort", max_length=32) if config is not None else None
+    effort = config.string("effort") if config is not None else None
     if effort is not None:
         variables["reasoning_effort"] = effort
     return variables

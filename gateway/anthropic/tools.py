@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.anthropic.bodies import MAX_NAME_CHARS, MAX_TOOLS
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, shown
 from gateway.tool_use import Tool, ToolUse
-
-_MAX_TOOLS = 128
-_MAX_NAME_CHARS = 128
 
 
 def parse_tools(fields: Fields) -> tuple[ToolUse | None, list[object]]:
@@ -17,8 +15,8 @@ def parse_tools(fields: Fields) -> tuple[ToolUse | None, list[object]]:
     value = fields.raw("tools")
     if value is None:
         value = []
-    if not isinstance(value, list) or len(value) > _MAX_TOOLS or not all(isinstance(item, dict) for item in value):
-        fields.refuse("tools", f"a list of at most {_MAX_TOOLS} objects")
+    if not isinstance(value, list) or len(value) > MAX_TOOLS or not all(isinstance(item, dict) for item in value):
+        fields.refuse("tools", f"a list of at most {MAX_TOOLS} objects")
     tools = tuple(_parse_tool(Fields(item, prefix=f"tools[{index}].")) for index, item in enumerate(value))
     names = [tool.name for tool in tools]
     for index, name in enumerate(names):
@@ -66,8 +64,8 @@ def _parse_tool(tool: Fields) -> Tool:
             "unsupported_parameter",
         )
     name = tool.raw("name")
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS:
-        tool.refuse("name", f"a name of 1 to {_MAX_NAME_CHARS} characters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        tool.refuse("name", f"a name of 1 to {MAX_NAME_CHARS} characters")
     tool.string("description", max_length=1 << 20)
     return Tool(name, tool.mapping("input_schema"), strict=tool.boolean("strict"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -33,13 +33,13 @@ class Access:
         status, complete = CLIENT_LEFT, False
         started_s = self._clock()
 
-        async def watched_send(message: Message) -> None:
+        def watched_send(message: Message) -> Awaitable[None]:
             nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
             elif message["type"] == "http.response.body":
                 complete = complete or not message.get("more_body", False)
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watched_send)
@@ -55,4 +55,14 @@ class Access:
         request_id = scope.get("state", {}).get("request_id", "-")
         # The raw path is percent-encoded, so it cannot forge log lines.
         path = scope.get("raw_path", b"").decode("latin-1")
-        logger.log(level, "%s %s %d %.0f ms request %s", method, path, status, duration_s * 1000, request_id)
+        fields = {
+            "method": method,
+            "path": path,
+            "status": status,
+            "duration_ms": round(duration_s * 1000, 1),
+            "request_id": request_id,
+            "client": (scope.get("client") or ("unix",))[0],
+        }
+        if logger.isEnabledFor(level):
+            line = "%s %s %d %.0f ms request %s"
+            logger.log(level, line, method, path, status, duration_s * 1000, request_id, extra={"fields": fields})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 import orjson
 from starlette.exceptions import HTTPException
@@ -29,11 +30,13 @@ class ErrorEnvelope:
             await self._app(scope, receive, send)
             return
         started = False
+        # Routers answer in text, unless they are told that somebody makes errors into answers.
+        scope["app"] = self
 
-        async def watched_send(message: Message) -> None:
+        def watched_send(message: Message) -> Awaitable[None]:
             nonlocal started
             started = started or message["type"] == "http.response.start"
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, watched_send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,13 +26,13 @@ class RequestId:
         request_id = sanitized(Headers(scope=scope).get("x-request-id", "")) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
 
-        async def named_send(message: Message) -> None:
+        def named_send(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 message.setdefault("headers", [])
                 headers = MutableHeaders(scope=message)
                 # Anthropic's clients look for the second name.
                 headers["x-request-id"] = headers["request-id"] = request_id
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, named_send)
 

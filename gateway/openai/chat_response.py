@@ -124,6 +124,14 @@ class ChatStream:
         self._usage = UsageCount()
         self._parsers: dict[int, ToolCallParser] = {}  # by choice
         self._unsaid: dict[int, ChoiceDelta] = {}  # by choice: tokens of which nothing can be told yet
+        # Chunks then differ in their text alone, and every token can have its own.
+        self._is_plain = (
+            shape.tools is None
+            and shape.logprobs is None
+            and not shape.return_token_ids
+            and not options.continuous_usage
+        )
+        self._forms: dict[int, sse.EventForm] = {}  # by choice
 
     def push(self, event: GenerationEvent) -> bytes:
         """The bytes of one event, possibly none."""
@@ -141,6 +149,8 @@ class ChatStream:
     def _delta(self, event: ChoiceDelta) -> bytes:
         # Before anything is written: an abort is an error, not a finish.
         finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
+        if self._is_plain and not event.reasoning:
+            return self._plain_delta(event, finish)
         deltas = self._deltas(event)
         if finish is not None and self._shape.tools is not None:
             finish = finish_text(event.finish_reason or FinishReason.STOP, self._parsers[event.index].num_calls)
@@ -161,6 +171,24 @@ class ChatStream:
             rest = None if deltas else event
             chunks += self._chunk(event.index, {}, rest, finish=finish, stop_reason=event.stop_reason)
         return chunks
+
+    def _plain_delta(self, event: ChoiceDelta, finish: Finish | None) -> bytes:
+        if not event.text and finish is None:
+            return b""
+        index = event.index
+        chunks = []
+        if index not in self._opened:
+            self._opened.add(index)
+            chunks.append(self._chunk(index, {"role": "assistant", "content": ""}))
+        if event.text:
+            form = self._forms.get(index)
+            if form is None:
+                body = self._chunk_body(index, {"content": sse.EventForm.HOLE})
+                form = self._forms[index] = sse.EventForm(body)
+            chunks += [form.fill(piece) for piece in event.pieces or (event.text,) if piece]
+        if finish is not None:
+            chunks.append(self._chunk(index, {}, finish=finish, stop_reason=event.stop_reason))
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _deltas(self, event: ChoiceDelta) -> list[ChatDelta]:
         """What can be told now."""
@@ -185,6 +213,18 @@ class ChatStream:
         finish: Finish | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
+        return sse.event(self._chunk_body(index, delta, event, first=first, finish=finish, stop_reason=stop_reason))
+
+    def _chunk_body(
+        self,
+        index: int,
+        delta: ChatDelta,
+        event: ChoiceDelta | None = None,
+        *,
+        first: bool = False,
+        finish: Finish | None = None,
+        stop_reason: str | int | None = None,
+    ) -> ChatCompletionChunk:
         """One chunk; `event` lends its logprobs and token ids."""
         shape = self._shape
         choice: ChatChunkChoice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
@@ -199,7 +239,7 @@ class ChatStream:
             body["prompt_token_ids"] = list(shape.prompt_token_ids)
         if self._options.include_usage:
             body["usage"] = self._usage.so_far() if self._options.continuous_usage else None
-        return sse.event(body)
+        return body
 
     def _body(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         envelope = self._shape.envelope

@@ -143,6 +143,9 @@ class CompletionStream:
         self._options = options
         self._opened: set[int] = set()
         self._usage = UsageCount()
+        # Chunks then differ in their text alone, and every token can have its own.
+        self._is_plain = shape.logprobs is None and not shape.return_token_ids and not options.continuous_usage
+        self._forms: dict[int, sse.EventForm] = {}  # by choice
         self._offsets = [shape.offsets(index // shape.n) for index in range(len(shape.prompts) * shape.n)]
 
     def push(self, prompt: int, event: GenerationEvent) -> bytes:
@@ -169,6 +172,8 @@ class CompletionStream:
         # Before anything is written: an abort is an error, not a finish.
         finish = None if event.finish_reason is None else finish_reason_text(event.finish_reason)
         index = prompt * self._shape.n + event.index
+        if self._is_plain and event.text:
+            return self._plain_delta(index, event, finish)
         logprobs = self._shape.legacy(event.logprobs, self._offsets[index]) if event.logprobs else None
         if event.text and finish is not None:
             return self._chunk(index, event.text, logprobs, event.token_ids) + self._chunk(
@@ -180,6 +185,15 @@ class CompletionStream:
             )
         return b""
 
+    def _plain_delta(self, index: int, event: ChoiceDelta, finish: Finish | None) -> bytes:
+        form = self._forms.get(index)
+        if form is None:
+            form = self._forms[index] = sse.EventForm(self._chunk_body(index, sse.EventForm.HOLE, None))
+        chunks = [form.fill(piece) for piece in event.pieces or (event.text,) if piece]
+        if finish is not None:
+            chunks.append(self._chunk(index, "", None, finish=finish, stop_reason=event.stop_reason))
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
     def _chunk(
         self,
         index: int,
@@ -190,6 +204,18 @@ class CompletionStream:
         finish: Finish | None = None,
         stop_reason: str | int | None = None,
     ) -> bytes:
+        return sse.event(self._chunk_body(index, text, logprobs, token_ids, finish=finish, stop_reason=stop_reason))
+
+    def _chunk_body(
+        self,
+        index: int,
+        text: str,
+        logprobs: CompletionLogprobs | None,
+        token_ids: tuple[int, ...] = (),
+        *,
+        finish: Finish | None = None,
+        stop_reason: str | int | None = None,
+    ) -> CompletionChunk:
         shape = self._shape
         choice: CompletionChunkChoice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
         if shape.return_token_ids:
@@ -202,7 +228,7 @@ class CompletionStream:
         body = self._body([choice])
         if self._options.include_usage:
             body["usage"] = self._usage.so_far() if self._options.continuous_usage else None
-        return sse.event(body)
+        return body
 
     def _body(self, choices: list[CompletionChunkChoice]) -> CompletionChunk:
         envelope = self._shape.envelope

@@ -43,11 +43,16 @@ class StructuredOutputsBody(TypedDict, total=False):
     grammar: Annotated[str, Chars(_MAX_CHARS), "Lark or GBNF."]
 
 
-class ConstraintBody(TypedDict, total=False):
+class StructuredBody(TypedDict, total=False):
+    """A language that the answer must be in."""
+
+    structured_outputs: StructuredOutputsBody
+
+
+class ConstraintBody(StructuredBody, total=False):
     """At most one of them."""
 
     response_format: ResponseFormatBody
-    structured_outputs: StructuredOutputsBody
 
 
 def parse_constraint(fields: Fields) -> Constraint | None:

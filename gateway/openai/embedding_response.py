@@ -6,11 +6,36 @@ import array
 import base64
 import sys
 from collections.abc import Sequence
+from typing import Annotated, Literal, TypedDict
 
 from gateway.embedding_request import Vector
 
 
-def embeddings_body(model: str, vectors: Sequence[Vector], num_tokens: int, *, as_base64: bool) -> dict[str, object]:
+class EmbeddingObject(TypedDict):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[list[float] | str, "Numbers, or little-endian float32 in base64."]
+
+
+class EmbeddingUsage(TypedDict):
+    """Tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(TypedDict):
+    """A vector for each input, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage
+
+
+def embeddings_body(model: str, vectors: Sequence[Vector], num_tokens: int, *, as_base64: bool) -> EmbeddingList:
     """The list of embeddings with its usage; with `as_base64` each is little-endian float32 in base64."""
     return {
         "object": "list",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypedDict
 
 from gateway.errors import InvalidRequest
 from gateway.generation_request import Constraint, Sampling
-from gateway.openai.constraints import ConstraintBody, parse_constraint
+from gateway.openai.constraints import ConstraintBody, StructuredBody, parse_constraint
 from gateway.openai.fields import Fields, shown
 from gateway.request_limits import (
     MAX_CHOICES,
@@ -54,21 +54,15 @@ class StreamOptionsBody(TypedDict, total=False):
     continuous_usage_stats: Annotated[bool, "Usage so far on every chunk; only with include_usage."]
 
 
-class OptionsBody(SamplingBody, ConstraintBody, total=False):
-    """What chats and completions share."""
+class RunBody(SamplingBody, StructuredBody, total=False):
+    """What every endpoint that generates takes."""
 
     model: Annotated[str, "A served name; absent, the one that is served."]
-    n: Annotated[int, Between(1, MAX_CHOICES), "Answers per prompt."]
-    best_of: Annotated[int, Between(1, MAX_CHOICES), "Accepted up to n, which is what it comes to."]
-    max_tokens: Annotated[int, Between(0, _INT64), "Most tokens to generate; lowered to what the context has left."]
     min_tokens: Annotated[int, Between(0, _INT32), "Neither the end nor a stop string counts before."]
-    stop: Annotated[Word | list[Word], Items(MAX_STOP_STRINGS), "Strings that end the answer."]
     stop_token_ids: Annotated[list[TokenId], Items(MAX_STOP_IDS), "Tokens that end the answer."]
     ignore_eos: Annotated[bool, "Goes on after the model's own end."]
     include_stop_str_in_output: Annotated[bool, "Keeps the string or token that ended the answer."]
     skip_special_tokens: Annotated[bool, "Leaves special tokens out of the text; true unless sent."]
-    prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
-    return_token_ids: bool
     return_tokens_as_token_ids: Annotated[bool, 'Spells tokens as "token_id:17".']
     truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps so many of the prompt's tokens; -1: what fits."]
     truncation_side: Annotated[Literal["left", "right"], "Where tokens are cut off; left unless sent."]
@@ -81,6 +75,18 @@ class OptionsBody(SamplingBody, ConstraintBody, total=False):
     session_id: Annotated[str, Chars(256), "Prefers the rank of the session's last request."]
     prompt_cache_key: Annotated[str, Chars(256), "As session_id."]
     request_id: Annotated[str, Chars(MAX_REQUEST_ID_CHARS), "As the header x-request-id, which wins."]
+
+
+class OptionsBody(RunBody, ConstraintBody, total=False):
+    """What chats and completions share."""
+
+    n: Annotated[int, Between(1, MAX_CHOICES), "Answers per prompt."]
+    best_of: Annotated[int, Between(1, MAX_CHOICES), "Accepted up to n, which is what it comes to."]
+    max_tokens: Annotated[int, Between(0, _INT64), "Most tokens to generate; lowered to what the context has left."]
+    stop: Annotated[Word | list[Word], Items(MAX_STOP_STRINGS), "Strings that end the answer."]
+    prompt_logprobs: Annotated[int, Between(0, MAX_LOGPROBS), "Alternatives per prompt token; not streamed."]
+    return_token_ids: bool
+    stream_options: StreamOptionsBody
     user: Annotated[object, "Ignored, as metadata, store, service_tier and the like."]
 
 

@@ -10,11 +10,10 @@ import orjson
 from gateway.errors import InvalidRequest
 from gateway.openai.chat_request import Message
 from gateway.openai.fields import Fields, shown
+from gateway.responses.bodies import MAX_ID_CHARS, MAX_ITEMS
 
 Item = dict[str, object]
 
-_MAX_ITEMS = 4096
-_MAX_ID_CHARS = 256
 _ROLES = ("user", "system", "developer", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text")
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
@@ -28,8 +27,8 @@ def parse_items(fields: Fields) -> tuple[Item, ...]:
         return ()
     if isinstance(value, str):
         return (_message("user", value),)
-    if not isinstance(value, list) or len(value) > _MAX_ITEMS:
-        fields.refuse("input", f"a string or a list of at most {_MAX_ITEMS} items")
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        fields.refuse("input", f"a string or a list of at most {MAX_ITEMS} items")
     return tuple(_parse_item(item, f"input[{index}]") for index, item in enumerate(value))
 
 
@@ -98,7 +97,7 @@ def _parse_item(item: object, param: str) -> Item:
                 "function_call_output, reasoning and item_reference.",
                 "unsupported_parameter",
             )
-    own_id = fields.string("id", max_length=_MAX_ID_CHARS)
+    own_id = fields.string("id", max_length=MAX_ID_CHARS)
     return {"id": own_id, **parsed} if own_id else parsed
 
 

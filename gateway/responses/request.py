@@ -12,13 +12,11 @@ from gateway.openai.constraints import schema_text
 from gateway.openai.fields import Fields, shown
 from gateway.openai.options import GenerationOptions, ModelLimits, parse_max_tokens, parse_options
 from gateway.openai.unsupported import refuse_unsupported
-from gateway.request_limits import MAX_LOGPROBS
+from gateway.responses.bodies import ResponsesBody
 from gateway.responses.items import Item, parse_items, to_messages
 from gateway.responses.tools import ToolSettings, parse_tool_settings
 
 _LOGPROBS = "message.output_text.logprobs"
-_MAX_ID_CHARS = 256
-_MAX_TEXT = 64 << 20
 # Refused when they ask for something; what each would need.
 _REFUSED: Mapping[str, str] = {
     "background": "responses are made while the client waits; leave it out",
@@ -65,7 +63,7 @@ class ResponsesRequest:
 
 def parse_responses(body: Mapping[str, object], limits: ModelLimits) -> ResponsesRequest:
     """Raises InvalidRequest naming the first wrong field."""
-    fields = Fields(body)
+    fields = Fields(body, shape=ResponsesBody)
     _refuse(fields)
     options = parse_options(fields, limits)
     if options.n != 1:
@@ -75,7 +73,7 @@ def parse_responses(body: Mapping[str, object], limits: ModelLimits) -> Response
     max_output_tokens = parse_max_tokens(fields, "max_output_tokens", low=1)
     if max_output_tokens is not None and options.min_tokens > max_output_tokens:
         raise InvalidRequest("min_tokens", "'min_tokens' is more than 'max_output_tokens'; lower it.")
-    items, previous = parse_items(fields), fields.string("previous_response_id", max_length=_MAX_ID_CHARS) or None
+    items, previous = parse_items(fields), fields.string("previous_response_id") or None
     if fields.raw("input") is None and previous is None:
         fields.missing("input")
     fields.nested("stream_options")  # nothing in it changes the result
@@ -106,7 +104,7 @@ def _refuse(fields: Fields) -> None:
 def _parse_instructions(fields: Fields) -> str | None:
     if isinstance(fields.raw("instructions"), list):
         fields.refuse("instructions", "a string; put items into 'input'")
-    return fields.string("instructions", max_length=_MAX_TEXT)
+    return fields.string("instructions")
 
 
 def _parse_constraint(fields: Fields, options: GenerationOptions, tools: ToolSettings) -> Constraint | None:
@@ -154,7 +152,7 @@ def _parse_logprobs(fields: Fields) -> int | None:
     include = fields.raw("include")
     if include is not None and not (isinstance(include, list) and all(isinstance(entry, str) for entry in include)):
         fields.refuse("include", "a list of strings")
-    top = fields.integer("top_logprobs", low=0, high=MAX_LOGPROBS)
+    top = fields.integer("top_logprobs")
     wanted = top or (isinstance(include, list) and _LOGPROBS in include)
     return (top or 0) if wanted else None
 
@@ -165,7 +163,7 @@ def _parse_variables(fields: Fields) -> Mapping[str, object]:
         if name in variables:
             raise InvalidRequest("chat_template_kwargs", f"'chat_template_kwargs' cannot set '{name}'; remove it.")
     reasoning = fields.nested("reasoning")
-    effort = reasoning.string("effort", max_length=32) if reasoning is not None else None
+    effort = reasoning.string("effort") if reasoning is not None else None
     if effort is not None:
         variables["reasoning_effort"] = effort
     return variables
@@ -178,12 +176,12 @@ def _repeated(fields: Fields) -> Mapping[str, object]:
     if not all(isinstance(value, str) for value in metadata.values()):
         fields.refuse("metadata", "an object of strings")
     return {
-        "max_tool_calls": fields.integer("max_tool_calls", low=1, high=2**31 - 1),
+        "max_tool_calls": fields.integer("max_tool_calls"),
         "metadata": metadata,
-        "prompt_cache_key": fields.string("prompt_cache_key", max_length=256),
+        "prompt_cache_key": fields.string("prompt_cache_key"),
         "reasoning": {"effort": fields.mapping("reasoning").get("effort"), "summary": None},
-        "safety_identifier": fields.string("safety_identifier", max_length=256),
+        "safety_identifier": fields.string("safety_identifier"),
         "text": {**text, "format": text.get("format") or {"type": "text"}},
-        "top_logprobs": fields.integer("top_logprobs", 0, low=0, high=MAX_LOGPROBS),
-        "user": fields.string("user", max_length=256),
+        "top_logprobs": fields.integer("top_logprobs", 0),
+        "user": fields.string("user"),
     }

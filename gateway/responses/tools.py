@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from gateway.errors import InvalidRequest
 from gateway.openai.fields import Fields, shown
+from gateway.responses.bodies import MAX_NAME_CHARS, MAX_TOOLS
 from gateway.tool_use import Tool, ToolUse
-
-_MAX_TOOLS = 128
-_MAX_NAME_CHARS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,8 @@ def parse_tool_settings(fields: Fields) -> ToolSettings:
     value = fields.raw("tools")
     if value is None:
         value = []
-    if not isinstance(value, list) or len(value) > _MAX_TOOLS or not all(isinstance(item, dict) for item in value):
-        fields.refuse("tools", f"a list of at most {_MAX_TOOLS} objects")
+    if not isinstance(value, list) or len(value) > MAX_TOOLS or not all(isinstance(item, dict) for item in value):
+        fields.refuse("tools", f"a list of at most {MAX_TOOLS} objects")
     tools = tuple(_parse_tool(Fields(item, prefix=f"tools[{index}].")) for index, item in enumerate(value))
     _check_names(tools)
     parallel = fields.boolean("parallel_tool_calls", True)
@@ -63,7 +61,7 @@ def _parse_allowed(outer: Fields, tools: tuple[Tool, ...], parallel: bool) -> To
     mode, allowed = outer.raw("mode"), outer.raw("tools")
     if mode not in ("auto", "required"):
         outer.refuse("mode", "'auto' or 'required'")
-    if not isinstance(allowed, list) or not 0 < len(allowed) <= _MAX_TOOLS:
+    if not isinstance(allowed, list) or not 0 < len(allowed) <= MAX_TOOLS:
         outer.refuse("tools", "a list of at least one of the tools")
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in allowed]
     chosen = [_named(name, tools, f"tool_choice.tools[{index}].name") for index, name in enumerate(names)]
@@ -90,8 +88,8 @@ def _parse_tool(tool: Fields) -> Tool:
             "unsupported_parameter",
         )
     name = tool.raw("name")
-    if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME_CHARS:
-        tool.refuse("name", f"a name of 1 to {_MAX_NAME_CHARS} characters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
+        tool.refuse("name", f"a name of 1 to {MAX_NAME_CHARS} characters")
     tool.string("description", max_length=1 << 20)
     return Tool(name, tool.mapping("parameters"), strict=tool.boolean("strict"))
 

@@ -81,6 +81,7 @@ class ChatCompletions:
             timeout_s=settings.request_timeout_s,
             reasoning=reasoning,
             kept_token_ids=_marks(model.tokenizer, reasoning, tools),
+            streamed=chat.stream.stream,
         )
         if chat.stream.stream:
             events = self._stream(generation, model, ChatStream(shape, chat.stream))

@@ -88,6 +88,7 @@ class Completions:
             prompt_logprobs=max(asked, default=None),
             rank=rank,
             timeout_s=self._serving.settings.request_timeout_s,
+            streamed=completion.stream.stream,
         )
 
     async def _collect(

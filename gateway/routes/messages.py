@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import sse
+from gateway.anthropic.bodies import TokenCount
 from gateway.anthropic.errors import error_event
 from gateway.anthropic.request import MessagesRequest, parse_message_request
 from gateway.anthropic.writer import Event, MessageShape, MessageWriter
@@ -48,7 +49,8 @@ class Messages:
         _check_version(request)
         model, asked = await read_object(request, self._parse)
         options = await spell_bad_words(asked.options, model.tokenizer)
-        tools = ToolAnswer.of(asked.tools, model.tokenizer.template_source)
+        settings = self._serving.settings
+        tools = ToolAnswer.of(asked.tools, model.tokenizer.template_source, settings.tool_call_parser)
         if tools is not None and tools.use.forced:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
@@ -75,7 +77,8 @@ class Messages:
             logprobs=None,
             prompt_logprobs=None,
             rank=rank,
-            timeout_s=self._serving.settings.request_timeout_s,
+            timeout_s=settings.request_timeout_s,
+            streamed=asked.stream,
         )
         writer = MessageWriter(shape)
         if asked.stream:
@@ -94,7 +97,8 @@ class Messages:
             asked.options.truncation,
             num_bytes=len(await request.body()),
         )
-        return json_response({"input_tokens": len(token_ids)})
+        count: TokenCount = {"input_tokens": len(token_ids)}
+        return json_response(count)
 
     def _parse(self, body: dict[str, object], *, counting: bool = False) -> tuple[ServedModel, MessagesRequest]:
         model = self._serving.model(body.get("model"))

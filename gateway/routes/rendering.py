@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypedDict
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.openai.chat_request import Conversation, parse_conversation
+from gateway.openai.chat_request import Conversation, ConversationBody, parse_conversation
 from gateway.openai.fields import Fields
+from gateway.openai.tools import ToolsBody, parse_tools
 from gateway.prompts import off_loop
+from gateway.responses.bodies import InputTokens
 from gateway.routes.serving import ServedModel, Serving, json_response, read_object
+
+
+class RenderBody(ToolsBody, ConversationBody, total=False):
+    """A chat's body; only what the chat template sees of it matters."""
+
+    model: Annotated[str, "A served name; absent, the one that is served."]
+
+
+class Rendered(TypedDict):
+    """A conversation as the model sees it."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    count: int
+    max_model_len: int
 
 
 class Rendering:
@@ -21,27 +40,29 @@ class Rendering:
         """POST /v1/chat/completions/render and /apply-template: the prompt as text and as ids."""
         model, conversation, size = await self._read(request)
         text, token_ids = await off_loop(size, lambda: _rendered(conversation, model))
-        return json_response(
-            {
-                "prompt": text,
-                "prompt_token_ids": token_ids,
-                "count": len(token_ids),
-                "max_model_len": model.info.max_model_len,
-            }
-        )
+        rendered: Rendered = {
+            "prompt": text,
+            "prompt_token_ids": token_ids,
+            "count": len(token_ids),
+            "max_model_len": model.info.max_model_len,
+        }
+        return json_response(rendered)
 
     async def count(self, request: Request) -> Response:
         """POST /v1/chat/completions/input_tokens: how many tokens the prompt has."""
         model, conversation, size = await self._read(request)
         _, token_ids = await off_loop(size, lambda: _rendered(conversation, model))
-        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+        size_body: InputTokens = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+        return json_response(size_body)
 
     async def _read(self, request: Request) -> tuple[ServedModel, Conversation, int]:
         model, conversation = await read_object(request, self._parse)
         return model, conversation, len(await request.body())
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, Conversation]:
-        return self._serving.model(body.get("model")), parse_conversation(Fields(body))
+        fields = Fields(body, shape=RenderBody)
+        parse_tools(fields)  # the template gets them as they are, if they are good
+        return self._serving.model(body.get("model")), parse_conversation(fields)
 
 
 def _rendered(conversation: Conversation, model: ServedModel) -> tuple[str, list[int]]:

@@ -19,6 +19,7 @@ from gateway.openai.logprobs import LogprobWriter
 from gateway.openai.tool_answer import ToolAnswer
 from gateway.prompts import encode_conversation, spell_bad_words
 from gateway.responses.archive import ResponseArchive
+from gateway.responses.bodies import MAX_PAGE, DeletedResponse, InputItems, InputTokens
 from gateway.responses.items import Item, numbered, response_id_in
 from gateway.responses.request import ResponsesRequest, parse_responses
 from gateway.responses.store import KeptResponse
@@ -32,7 +33,6 @@ from gateway.routes.serving import (
     read_object,
 )
 
-_MAX_PAGE = 100
 _DEFAULT_PAGE = 20
 
 
@@ -72,7 +72,8 @@ class Responses:
         model, asked = await read_object(request, self._parse)
         items = await self._conversation_items(asked)
         token_ids = await self._encode(request, asked, items, model)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(token_ids)})
+        count: InputTokens = {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+        return json_response(count)
 
     async def show(self, request: Request) -> Response:
         """GET /v1/responses/{id}."""
@@ -85,7 +86,8 @@ class Responses:
         """DELETE /v1/responses/{id}."""
         response_id = request.path_params["response_id"]
         await self._archive.drop(response_id)
-        return json_response({"id": response_id, "object": "response", "deleted": True})
+        deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
+        return json_response(deleted)
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/responses/{id}/cancel: there is nothing that runs in the background."""
@@ -107,15 +109,14 @@ class Responses:
                 raise InvalidRequest("after", f"Invalid 'after': there is no item '{after[:100]}' here.")
             items = items[ids.index(after) + 1 :]
         page = items[: _limit(request)]
-        return json_response(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0]["id"] if page else "",
-                "last_id": page[-1]["id"] if page else "",
-                "has_more": len(page) < len(items),
-            }
-        )
+        body: InputItems = {
+            "object": "list",
+            "data": page,  # type: ignore[typeddict-item]  # as they were kept
+            "first_id": str(page[0]["id"]) if page else "",
+            "last_id": str(page[-1]["id"]) if page else "",
+            "has_more": len(page) < len(items),
+        }
+        return json_response(body)
 
     def _parse(self, body: dict[str, object]) -> tuple[ServedModel, ResponsesRequest]:
         model = self._serving.model(body.get("model"))
@@ -123,7 +124,8 @@ class Responses:
 
     async def _turn(self, request: Request, model: ServedModel, asked: ResponsesRequest) -> _Turn:
         options = await spell_bad_words(asked.options, model.tokenizer)
-        tools = ToolAnswer.of(asked.tools.use, model.tokenizer.template_source)
+        parser = self._serving.settings.tool_call_parser
+        tools = ToolAnswer.of(asked.tools.use, model.tokenizer.template_source, parser)
         if tools is not None and tools.use.forced:
             options = replace(options, constraint=tools.forced_calls())
         rank = chosen_rank(request, options.rank, self._serving.cluster.num_ranks)
@@ -150,6 +152,7 @@ class Responses:
             prompt_logprobs=None,
             rank=rank,
             timeout_s=self._serving.settings.request_timeout_s,
+            streamed=asked.stream,
         )
         return _Turn(generation, model, shape, items, store)
 
@@ -263,6 +266,6 @@ def _one_of(request: Request, name: str, choices: tuple[str, ...]) -> str:
 
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", str(_DEFAULT_PAGE))
-    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= _MAX_PAGE):
-        raise InvalidRequest("limit", f"Invalid 'limit': expected an integer from 1 to {_MAX_PAGE}.")
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= MAX_PAGE):
+        raise InvalidRequest("limit", f"Invalid 'limit': expected an integer from 1 to {MAX_PAGE}.")
     return int(text)

@@ -150,6 +150,7 @@ def generation_request(
     timeout_s: float | None,
     reasoning: ReasoningFormat | None = None,
     kept_token_ids: frozenset[int] = frozenset(),
+    streamed: bool = True,
 ) -> GenerationRequest:
     """What goes to the cluster; `options` have their bad words spelled. The bound on tokens is lowered to what the
     context has left."""
@@ -178,6 +179,7 @@ def generation_request(
         reasoning=reasoning,
         kept_token_ids=kept_token_ids,
         stream_interval=options.stream_interval,
+        streamed=streamed,
     )
 
 

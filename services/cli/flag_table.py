@@ -154,6 +154,42 @@ RESPONSE_STORE_SIZE = Flag(
 RESPONSE_TTL = Flag("--response-ttl", SERVER, "Time after which a finished response is forgotten.",
                     values.positive_seconds, 86_400.0, metavar="SECONDS", shown_default="24h")  # fmt: skip
 
+API_KEY_FILE = Flag("--api-key-file", SERVER, "File with keys that clients must send, one a line.", values.path,
+                    metavar="FILE", shown_default="--api-key alone counts")  # fmt: skip
+QUEUE_TIMEOUT = Flag(
+    "--queue-timeout", SERVER, "Longest wait for the first token of an answer; then 429 with Retry-After.",
+    values.positive_seconds, metavar="SECONDS", shown_default="--request-timeout",
+)  # fmt: skip
+UDS = Flag("--uds", SERVER, "Unix socket for HTTP, instead of --host and --port; gRPC stays on its port.", values.path,
+           metavar="PATH")  # fmt: skip
+SSL_CERTFILE = Flag("--ssl-certfile", SERVER, "PEM file with the certificate, and its chain, for HTTPS.", values.path,
+                    metavar="FILE", shown_default="HTTP without TLS")  # fmt: skip
+SSL_KEYFILE = Flag("--ssl-keyfile", SERVER, "PEM file with the certificate's private key.", values.path, metavar="FILE",
+                   shown_default="in --ssl-certfile")  # fmt: skip
+ALLOWED_METHODS = Flag("--allowed-methods", SERVER, "Methods that pages of --allowed-origins may use.", values.text,
+                       (), metavar="METHOD", several=True, shown_default="all that are served")  # fmt: skip
+ALLOWED_HEADERS = Flag("--allowed-headers", SERVER, "Headers that they may send.", values.text, (), metavar="HEADER",
+                       several=True, shown_default="any")  # fmt: skip
+ALLOW_CREDENTIALS = Flag("--allow-credentials", SERVER, "Let them send cookies and the like.", None, False)
+REASONING_PARSER = Flag(
+    "--reasoning-parser", SERVER,
+    "How the model writes thoughts: auto (by its template), none, qwen3, deepseek_r1 or mistral.",
+    values.one_of("auto", "none", "qwen3", "deepseek_r1", "mistral"), "auto", metavar="NAME",
+)  # fmt: skip
+TOOL_CALL_PARSER = Flag(
+    "--tool-call-parser", SERVER,
+    "How it writes tool calls: auto (by its template), none, hermes, llama3_json, mistral or json.",
+    values.one_of("auto", "none", "hermes", "llama3_json", "mistral", "json"), "auto", metavar="NAME",
+)  # fmt: skip
+OTLP_TRACES_ENDPOINT = Flag(
+    "--otlp-traces-endpoint", LOGGING, "OpenTelemetry collector (OTLP over gRPC) that gets a span per request.",
+    values.text, metavar="URL", shown_default="no tracing",
+)  # fmt: skip
+FRONT = (
+    API_KEY_FILE, QUEUE_TIMEOUT, UDS, SSL_CERTFILE, SSL_KEYFILE, ALLOWED_METHODS, ALLOWED_HEADERS, ALLOW_CREDENTIALS,
+    REASONING_PARSER, TOOL_CALL_PARSER, OTLP_TRACES_ENDPOINT,
+)  # fmt: skip
+
 MAX_NUM_SEQS = Flag("--max-num-seqs", MEMORY, "Most sequences in one step of a rank.", values.whole_number(1), 64,
                     metavar="N", unit="sequences")  # fmt: skip
 MAX_NUM_BATCHED_TOKENS = Flag("--max-num-batched-tokens", MEMORY, "Most tokens in one step of a rank.",
@@ -290,7 +326,7 @@ SERVE = (
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
-    SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL,
+    SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, *FRONT,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS,
     SHUTDOWN_TIMEOUT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, HEAD_TIMEOUT, MAX_EARLY_DEATHS,
@@ -317,7 +353,7 @@ ENGINE = (
 GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE,
-    PING_INTERVAL, SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
+    PING_INTERVAL, SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH, *FRONT,
     SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")

@@ -51,6 +51,7 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "logger": record.name,
             "message": _message(self, record),
+            **getattr(record, "fields", {}),  # what collectors want apart, for example of a request
         }
         return json.dumps(entry, ensure_ascii=False)
 

@@ -14,6 +14,7 @@ from services.cli.flag import FlagValueError, read_flags
 from services.cli.logs import set_up_logging
 from services.cli.security_flags import security_of
 from services.configuration import advisory_configuration, canonical_configuration
+from services.http_front import HttpFront, HttpFrontError
 
 # The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
 HEADLESS_HEAD_TIMEOUT_S = 300.0
@@ -190,6 +191,12 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
     from services.gateway.server import GatewayOptions, run_gateway
     from services.rpc.runtime import run
 
+    front = HttpFront.of(values)
+    try:
+        front.check()
+        keys = front.keys()
+    except HttpFrontError as error:
+        raise FlagValueError(str(error)) from None
     options = GatewayOptions(
         head_target=values["head_target"],
         ranks=values["ranks"] or (),
@@ -201,7 +208,7 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         unix_path=values["unix_path"],
         reuse_port=values["reuse_port"],
         wait_until_ready=values["wait_until_ready"],
-        api_keys=values["api_key"],
+        api_keys=(*values["api_key"], *keys),
         request_timeout_s=values["request_timeout"],
         open_metrics=values["open_metrics"],
         any_model_name=values["any_model_name"],
@@ -217,5 +224,6 @@ def run_gateway_command(namespace: argparse.Namespace, environment: Mapping[str,
         metrics_dir=values["metrics_dir"],
         max_rank_losses=values["max_rank_losses"],
         security=security_of(values),
+        front=front,
     )
     return run(run_gateway(options))

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
+from services.http_front import HttpFrontError
 from services.launcher.devices import DeviceAssignmentError
 from services.launcher.launcher import run_launcher
 from services.launcher.options import FlagCombinationError, ServeOptions, check
@@ -40,6 +41,8 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
         check_doors(options.security)
         if options.smg:
             check_smg(options.security, options.api_key)
-    except (FlagCombinationError, SecurityError) as error:
+        if not options.headless:
+            options.http_front.check()
+    except (FlagCombinationError, HttpFrontError, SecurityError) as error:
         raise FlagValueError(str(error)) from None
     return options

@@ -15,6 +15,7 @@ from muster import v1 as wire
 
 from gateway.app import build_app
 from gateway.backend import Backend
+from gateway.certificate import Certificate
 from gateway.generation import GenerationLimits
 from gateway.grpc_front import InferenceServicer
 from gateway.http_server import KEEP_ALIVE_S, HttpServer
@@ -24,11 +25,13 @@ from gateway.peers import GatewayPeers, PeerServicer
 from gateway.responses.archive import ResponseArchive
 from gateway.responses.store import ResponseStore
 from gateway.settings import AppSettings
+from gateway.tracing import NO_TRACING, Tracing
 from services.gateway.errors import gateway_error_table
 from services.gateway.guarded_inference import GuardedInference
 from services.gateway.guarded_peers import GuardedPeers
 from services.gateway.prefix_caches import reset_prefix_caches
-from services.launcher.listening import listen_http
+from services.http_front import PLAIN, HttpFront
+from services.launcher.listening import HttpSockets, listen_http, listen_unix
 from services.launcher.plan import join_host_port
 from services.rpc import open_files
 from services.rpc.channels import Dialer
@@ -87,6 +90,7 @@ class GatewayOptions:
     metrics_dir: Path | None = None  # shared with the gateways whose metrics are added up with this one's
     max_rank_losses: int = 2  # under one request, before it counts as their cause
     security: Security = OPEN
+    front: HttpFront = PLAIN
 
 
 async def run_gateway(options: GatewayOptions) -> int:
@@ -106,7 +110,7 @@ async def run_gateway(options: GatewayOptions) -> int:
         _log.error("the gateway cannot start: %s", error)
         return 2
     try:
-        sockets, http_port = _http_sockets(options)
+        http = _http_sockets(options)
         grpc_port = rpc.listen_tcp(options.host, options.grpc_port, flags="--host/--grpc-port")
         if options.unix_path is not None:
             rpc.listen_unix(options.unix_path)
@@ -114,18 +118,21 @@ async def run_gateway(options: GatewayOptions) -> int:
         _log.error("%s", error)
         await rpc.stop(0)
         return 1
-    failure = await _Gateway(options, rpc, sockets, http_port=http_port, grpc_port=grpc_port).run(stop)
+    try:
+        failure = await _Gateway(options, rpc, http, grpc_port=grpc_port).run(stop)
+    finally:
+        http.close()
     if failure:
         _log.error("cannot serve: %s", failure)
     return 1 if failure else 0
 
 
-def _http_sockets(options: GatewayOptions) -> tuple[list[socket.socket], int]:
+def _http_sockets(options: GatewayOptions) -> HttpSockets:
     if options.http_fds:
         sockets = [socket.socket(fileno=fd) for fd in options.http_fds]
-        return sockets, sockets[0].getsockname()[1]
-    listening = listen_http(options.host, options.http_port)
-    return listening.sockets, listening.port
+        is_unix = sockets[0].family == socket.AF_UNIX
+        return HttpSockets(sockets, 0 if is_unix else sockets[0].getsockname()[1])
+    return listen_http(options.host, options.http_port) if options.front.uds is None else listen_unix(options.front.uds)
 
 
 class _Gateway:
@@ -135,14 +142,13 @@ class _Gateway:
         self,
         options: GatewayOptions,
         rpc: RpcServer,
-        sockets: list[socket.socket],
+        http: HttpSockets,
         *,
-        http_port: int,
         grpc_port: int,
     ) -> None:
         self._options = options
         self._rpc = rpc
-        entry = _roster_entry(options, http_port=http_port, grpc_port=grpc_port)
+        entry = _roster_entry(options, http=http, grpc_port=grpc_port)
         self._backend = Backend(
             head_target=options.head_target,
             gateway=entry,
@@ -150,7 +156,8 @@ class _Gateway:
             dial=Dialer(options.security).dial,
             scope=options.ranks or None,
             metrics_directory=options.metrics_dir,
-            limits=GenerationLimits(max_losses=options.max_rank_losses),
+            limits=GenerationLimits(max_losses=options.max_rank_losses, queue_timeout_s=options.front.queue_timeout),
+            tracing=_tracing(options),
         )
         servicer = InferenceServicer(generator=self._backend.generator, cluster=self._backend.cluster)
         # With cluster tokens, the port itself asks for a token or a key on every call.
@@ -173,11 +180,12 @@ class _Gateway:
         room = open_files.num_connections(open_files.raise_limit(), 1.0 - _GRPC_SHARE)
         self._http = HttpServer(
             app,
-            sockets,
+            http.sockets,
             shutdown_timeout_s=options.shutdown_timeout_s + _LAST_WORDS_S,
             limits=Limits(request_s=KEEP_ALIVE_S, num_connections=room),
+            certificate=_certificate(options.front),
         )
-        _log.info("REST on port %d, gRPC on port %d, head at %s", http_port, grpc_port, options.head_target)
+        _log.info("REST on %s, gRPC on port %d, head at %s", entry.http_url, grpc_port, options.head_target)
 
     def _add_archive(self, name: str) -> ResponseArchive:
         """The memory for finished responses, and the service by which other gateways look into it."""
@@ -287,10 +295,33 @@ def _app_settings(options: GatewayOptions) -> AppSettings:
         page=options.page,
         root_path=options.root_path,
         cors_origins=options.allowed_origins,
+        cors_methods=options.front.allowed_methods,
+        cors_headers=options.front.allowed_headers,
+        cors_credentials=options.front.allow_credentials,
+        reasoning_parser=options.front.reasoning_parser,
+        tool_call_parser=options.front.tool_call_parser,
     )
 
 
-def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) -> wire.GatewayEntry:
+def _certificate(front: HttpFront) -> Certificate | None:
+    return None if front.ssl_certfile is None else Certificate(front.ssl_certfile, front.ssl_keyfile)
+
+
+def _tracing(options: GatewayOptions) -> Tracing:
+    if options.front.otlp_traces_endpoint is None:
+        return NO_TRACING
+    from gateway.otlp import OtlpTracing  # an extra that need not be installed
+
+    return OtlpTracing(options.front.otlp_traces_endpoint, version=__version__)
+
+
+def _http_url(options: GatewayOptions, host: str, http: HttpSockets) -> str:
+    if options.front.uds is not None:
+        return f"unix:{options.front.uds}"
+    return f"{options.front.scheme}://{join_host_port(host, http.port)}"
+
+
+def _roster_entry(options: GatewayOptions, *, http: HttpSockets, grpc_port: int) -> wire.GatewayEntry:
     # The pid alone is not unique: containers count their processes from 1.
     tcp = tcp_target(options.host, grpc_port)
     name = options.name or f"{host_name()}-{os.getpid()}-{secrets.token_hex(2)}"
@@ -299,7 +330,7 @@ def _roster_entry(options: GatewayOptions, *, http_port: int, grpc_port: int) ->
         name=name,
         host=host_name(),
         pid=os.getpid(),
-        http_url=f"http://{join_host_port(host, http_port)}",
+        http_url=_http_url(options, host, http),
         grpc_target=join_host_port(host, grpc_port),
         ranks=options.ranks,
         targets=[f"unix:{options.unix_path}", tcp] if options.unix_path is not None else [tcp],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.launcher.plan import join_host_port
 from services.rpc.security import OPEN, Security
@@ -23,10 +24,14 @@ class Banner:
     grpc_port: int
     needs_key: bool
     security: Security = OPEN
+    scheme: str = "http"
+    uds: Path | None = None  # HTTP is served here and on no port
 
     @property
     def url(self) -> str:
-        return f"http://{join_host_port(self.local_host, self.port)}"
+        if self.uds is not None:
+            return f"unix:{self.uds}"
+        return f"{self.scheme}://{join_host_port(self.local_host, self.port)}"
 
     @property
     def grpc_target(self) -> str:
@@ -62,13 +67,17 @@ class Banner:
         chat = "muster chat" if self.url == _CHAT_URL else f"muster chat --url {self.url}"
         messages = '"messages": [{"role": "user", "content": "What is gravity?"}]'
         body = f'{{"model": "{self.model_name}", {messages}, "max_tokens": 100}}'
-        return [
+        curl = f"curl {self.url}"
+        if self.uds is not None:
+            curl = f"curl --unix-socket {self.uds} {self.scheme}://localhost"
+        lines = [
             f"{strong}Muster {self.version} serves {self.model_name} on {ranks} at {self.url}{plain}",
             "",
-            f"  curl    curl {self.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
+            f"  curl    {curl}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'",
             f"  gRPC    grpcurl {self._grpc_flags} "
             f'-d \'{{{messages}, "options": {{"conditions": {{"max_tokens": 100}}}}}}\' '
             f"{self.grpc_target} muster.v1.InferenceService/Chat",
             f"  chat    {chat}{' --api-key KEY' if self.needs_key else ''}",
             "  stop    Ctrl-C",
         ]
+        return lines if self.uds is None else [line for line in lines if not line.startswith("  chat")]

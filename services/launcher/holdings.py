@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from services.launcher import devices, plan
-from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http
+from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http, listen_unix
 from services.launcher.options import ServeOptions
 from services.launcher.plan import Places
 from services.launcher.runtime_directory import RuntimeDirectory
@@ -60,7 +60,7 @@ class Holdings:
         host = self._engine_host()
         if options.headless:
             return Places(runtime_dir, self._model_path, self._names, threads, engine_host=host, assignment=assignment)
-        self._http = listen_http(options.host, options.port)
+        self._http = listen_http(options.host, options.port) if options.uds is None else listen_unix(options.uds)
         taking.callback(self._http.close)
         grpc_port = ReservedPort(options.host, options.grpc_port, flags="--host/--grpc-port")
         taking.callback(grpc_port.close)

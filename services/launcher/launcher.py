@@ -17,6 +17,7 @@ from muster import v1 as wire
 
 from services.launcher import plan
 from services.launcher.banner import Banner
+from services.launcher.front_door import FrontDoor
 from services.launcher.holdings import Holdings
 from services.launcher.lost_ranks import LostRanks
 from services.launcher.node import Node
@@ -138,7 +139,7 @@ class Launcher:
     async def _until_ready(self) -> None:
         await self._readiness.ranks_ready()
         if not self._options.headless:
-            await self._readiness.gateway_ready(self._banner().local_host, self._holdings.http_port)
+            await self._readiness.gateway_ready(self._front_door())
 
     async def _head_port(self) -> int:
         """The port the head really listens on, once it does."""
@@ -239,8 +240,16 @@ class Launcher:
             host=self._options.host,
             port=self._holdings.http_port,
             grpc_port=self._places.grpc_port,
-            needs_key=bool(self._options.api_key),
+            needs_key=self._options.needs_key,
             security=self._options.security,
+            scheme=self._options.http_front.scheme,
+            uds=self._options.uds,
+        )
+
+    def _front_door(self) -> FrontDoor:
+        options = self._options
+        return FrontDoor(
+            self._banner().local_host, self._holdings.http_port, options.uds, options.http_front.scheme == "https"
         )
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
-from services.rpc.listening import AddressInUseError, ListenError, TcpAddress, is_absent, resolve
+from services.rpc.listening import (
+    AddressInUseError,
+    ListenError,
+    TcpAddress,
+    is_absent,
+    prepare_unix_path,
+    resolve,
+)
 
 _BACKLOG = 2048
 
@@ -16,7 +24,8 @@ class HttpSockets:
     """Listening sockets that all gateways accept from, so that a restarted one misses no connection."""
 
     sockets: list[socket.socket]
-    port: int
+    port: int  # 0 for a Unix socket
+    path: Path | None = None  # of a Unix socket
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -25,6 +34,24 @@ class HttpSockets:
     def close(self) -> None:
         for each in self.sockets:
             each.close()
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def listen_unix(path: Path) -> HttpSockets:
+    """Listens on a Unix socket; who may connect is for the directory and the umask to say. Raises ListenError."""
+    try:
+        prepare_unix_path(path)
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            bound.bind(str(path))
+            bound.listen(_BACKLOG)
+        except BaseException:
+            bound.close()
+            raise
+    except (ListenError, OSError) as error:
+        raise ListenError(f"--uds {path}: {getattr(error, 'strerror', None) or error}") from None
+    return HttpSockets([bound], 0, path)
 
 
 def listen_http(host: str, port: int) -> HttpSockets:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from services.http_front import HttpFront
 from services.rpc.listening import is_loopback
 from services.rpc.security import Security
 
@@ -61,6 +62,17 @@ class ServeOptions:
     smg: bool
     response_store_size: int
     response_ttl: float
+    api_key_file: Path | None
+    queue_timeout: float | None
+    uds: Path | None
+    ssl_certfile: Path | None
+    ssl_keyfile: Path | None
+    allowed_methods: tuple[str, ...]
+    allowed_headers: tuple[str, ...]
+    allow_credentials: bool
+    reasoning_parser: str
+    tool_call_parser: str
+    otlp_traces_endpoint: str | None
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
@@ -101,6 +113,15 @@ class ServeOptions:
             cluster_token_file=self.cluster_token_file,
             reflection=self.grpc_reflection,
         )
+
+    @property
+    def http_front(self) -> HttpFront:
+        """How this node's gateways serve HTTP."""
+        return HttpFront(**{field.name: getattr(self, field.name) for field in fields(HttpFront)})
+
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_key) or self.api_key_file is not None
 
     @property
     def num_local_ranks(self) -> int:

@@ -179,6 +179,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
     arguments += [] if options.page else ["--no-page"]
     arguments += ["--root-path", options.root_path] if options.root_path else []
+    arguments += options.http_front.flags()
     arguments += ["--shutdown-timeout", _number(options.shutdown_timeout)]
     arguments += ["--max-rank-losses", str(options.max_rank_losses)]
     secrets = ((API_KEY_VARIABLE, ",".join(options.api_key)),) if options.api_key else ()

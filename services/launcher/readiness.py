@@ -9,7 +9,8 @@ import grpc
 from muster import v1 as wire
 
 from services.launcher import progress
-from services.launcher.roster_watch import answers_ready, watch_roster
+from services.launcher.front_door import FrontDoor, answers_ready
+from services.launcher.roster_watch import watch_roster
 from services.launcher.screen import Screen
 
 _POLL_S = 0.05
@@ -60,9 +61,9 @@ class Readiness:
     async def ranks_ready(self) -> None:
         await self._ready.wait()
 
-    async def gateway_ready(self, host: str, port: int) -> None:
+    async def gateway_ready(self, door: FrontDoor) -> None:
         """Ready ranks are not enough: a gateway must know them and have its tokenizer."""
-        while not await answers_ready(host, port):  # noqa: ASYNC110  (what is waited for is in another process)
+        while not await answers_ready(door):  # noqa: ASYNC110  (what is waited for is in another process)
             await asyncio.sleep(_POLL_S)
 
     def missing(self) -> str:

@@ -24,20 +24,3 @@ async def watch_roster(target: str, dial: Callable[[str], grpc.aio.Channel]) -> 
             finally:
                 call.cancel()
         await asyncio.sleep(_RETRY_S)
-
-
-async def answers_ready(host: str, port: int) -> bool:
-    """Whether a gateway's /readyz says 200. `host` is one the launcher listens on itself."""
-    try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    try:
-        writer.write(f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-        await writer.drain()
-        status = await reader.readline()
-        return b" 200 " in status
-    except OSError:
-        return False
-    finally:
-        writer.close()

@@ -6,11 +6,11 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc
 
+from services.rpc.certificate_dates import check_dates
 from services.rpc.security import Security, SecurityError
 
 _log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def check(security: Security) -> None:
                 f"--tls-cert {security.tls_cert} and --tls-key {security.tls_key} are no PEM certificate with its "
                 f"private key ({error.reason or error}); give the two files of one pair"
             ) from error
-        _check_dates(security.tls_cert)
+        check_dates(security.tls_cert, flag="--tls-cert")
     if security.tls_ca is not None:
         _readable(security.tls_ca, "--tls-ca")
         try:
@@ -131,17 +131,3 @@ def _no_passphrase(key: Path) -> Callable[[], str]:
         raise SecurityError(f"--tls-key {key} is protected by a passphrase, which nobody could type; remove it first")
 
     return refuse
-
-
-def _check_dates(cert: Path) -> None:
-    # The one way of the standard library to parse a certificate that nobody has sent.
-    try:
-        decoded = ssl._ssl._test_decode_cert(str(cert))  # type: ignore[attr-defined]
-    except (AttributeError, ssl.SSLError):  # pragma: no cover
-        return
-    now = datetime.now(UTC).timestamp()
-    ends, begins = decoded.get("notAfter"), decoded.get("notBefore")
-    if ends and ssl.cert_time_to_seconds(ends) < now:
-        raise SecurityError(f"--tls-cert {cert} has expired on {ends}; nobody would accept it. Renew it")
-    if begins and ssl.cert_time_to_seconds(begins) > now:
-        raise SecurityError(f"--tls-cert {cert} is valid only from {begins}; check it and this machine's clock")

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from starlette.applications import Starlette
+from starlette.routing import Router
 
 from gateway.app import build_app
 from gateway.http_protocol import HttpProtocol
@@ -36,7 +36,7 @@ class RestApi:
     embedder: ScriptedEmbedder = field(default_factory=ScriptedEmbedder)
     deployment: ScriptedDeployment = field(default_factory=ScriptedDeployment)
 
-    def app(self) -> Starlette:
+    def app(self) -> Router:
         return build_app(
             generator=self.generator,
             cluster=self.cluster,

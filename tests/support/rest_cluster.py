@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import httpx
-from starlette.applications import Starlette
+from starlette.routing import Router
 
 from gateway.app import build_app
 from gateway.settings import AppSettings
@@ -21,7 +21,7 @@ class RestCluster:
 
     client: httpx.AsyncClient
     cluster: FakeCluster
-    app: Starlette
+    app: Router
 
 
 @contextlib.asynccontextmanager

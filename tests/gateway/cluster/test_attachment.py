@@ -162,10 +162,13 @@ async def test_choices_of_one_request_wake_their_reader_once() -> None:
     reader = asyncio.create_task(read())
     await asyncio.sleep(0)
     attachment.apply(wire.StepOutputs(handles=handles, token_ids=range(8)))
+    attachment.apply(wire.StepOutputs(handles=handles, token_ids=range(8)))
+    attachment.wake()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert wakes == 1
     attachment.apply(wire.StepOutputs(handles=handles, token_ids=range(8)))
+    attachment.wake()
     await reader
 
 

@@ -339,6 +339,27 @@ async def test_a_bounded_queue_says_so() -> None:
         await cluster.settled()
 
 
+async def test_a_request_gets_its_turn_in_time_or_is_told_to_come_again() -> None:
+    limits = GenerationLimits(queue_timeout_s=0.2)
+    async with fake_cluster(EngineScript(steps_left=HANGS), limits=limits) as cluster:
+        with pytest.raises(Overloaded, match=r"waited 0\.2 s") as refused:
+            await cluster.answer(ask())
+        assert refused.value.retry_after_s
+        await eventually(lambda: len(cluster.engines[0].aborted) == 1, "the engine was told")
+        await cluster.settled()
+
+
+async def test_the_time_for_a_turn_does_not_end_an_answer_that_has_begun() -> None:
+    limits = GenerationLimits(queue_timeout_s=0.2)
+    async with fake_cluster(EngineScript(steps_left=1), limits=limits) as cluster:
+        answering = asyncio.create_task(cluster.answer(ask(max_tokens=3)))
+        await eventually(lambda: cluster.backend.generator.num_open > cluster.backend.generator.num_queued, "begun")
+        await asyncio.wait({answering}, timeout=0.4)
+        assert not answering.done()
+        cluster.engines[0].allow(None)
+        assert len((await answering).token_ids()) == 3
+
+
 async def test_a_request_has_its_time() -> None:
     async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster:
         with pytest.raises(RequestTimeout):

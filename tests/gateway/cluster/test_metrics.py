@@ -74,7 +74,8 @@ def test_a_request_is_measured_from_its_arrival() -> None:
     meter.finished(1, ["stop"], GenerationUsage(10, 3, 0))
     found = samples(metrics)
     assert found["muster:time_to_first_token_seconds_sum", "dp_rank=1"] == 0.5
-    assert round(found["muster:inter_token_latency_seconds_sum", "dp_rank=1"], 6) == 0.1
+    assert round(found["muster:inter_token_latency_seconds_sum", "dp_rank=1"], 6) == 0.2
+    assert found["muster:inter_token_latency_seconds_count", "dp_rank=1"] == 2
     assert round(found["muster:e2e_request_latency_seconds_sum", "dp_rank=1"], 6) == 0.7
     assert found["muster:request_prompt_tokens_sum", "dp_rank=1"] == 10
     assert found["muster:request_generation_tokens_sum", "dp_rank=1"] == 3

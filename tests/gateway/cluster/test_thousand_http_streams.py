@@ -114,7 +114,11 @@ async def test_a_thousand_http_streams_complete_and_leave_nothing() -> None:
         gc.collect()
         # An allocator may keep a few pages more; a request's state, kept, would be 20 KiB a thousand times.
         assert resident_kib() - before_kib < 8 * 1024, (before_kib, resident_kib())
-        await eventually(lambda: len(asyncio.all_tasks()) <= num_tasks, "no task is left")
+        try:
+            await eventually(lambda: len(asyncio.all_tasks()) <= num_tasks, "no task is left")
+        except AssertionError:
+            print([str(t) for t in asyncio.all_tasks()], num_tasks)
+            raise
         for name in (b"open", b"queued"):
             assert re.search(
                 rb"^muster:gateway_requests_%b\{[^}]*\} 0\.0$" % name, cluster.backend.metrics.render(), re.M

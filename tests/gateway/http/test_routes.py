@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
+from services.cli.logs import JsonFormatter
 from tests.support.own_records import own_records
 from tests.support.rest_api import RestApi
 from tests.support.tokenizer_files import tiny_tokenizer
@@ -235,6 +237,42 @@ async def test_browsers_only_by_setting(api: RestApi) -> None:
         assert refused.headers["access-control-allow-origin"] == "http://page"
         headers = {"origin": "http://page", "access-control-request-method": "POST"}
         assert (await client.options(CHAT, headers=headers)).status_code == 200
+
+
+async def test_what_browsers_may_do_can_be_narrowed(api: RestApi) -> None:
+    asked = {"origin": "http://page", "access-control-request-method": "POST"}
+    api.settings = replace(api.settings, cors_origins=("http://page",))
+    async with api.client() as client:
+        allowed = await client.options(CHAT, headers={**asked, "access-control-request-headers": "x-any"})
+        assert allowed.status_code == 200
+        assert "access-control-allow-credentials" not in allowed.headers
+    api.settings = replace(api.settings, cors_methods=("GET",), cors_headers=("x-one",), cors_credentials=True)
+    async with api.client() as client:
+        assert (await client.options(CHAT, headers=asked)).status_code == 400
+        get = {**asked, "access-control-request-method": "GET"}
+        assert (
+            await client.options(CHAT, headers={**get, "access-control-request-headers": "x-two"})
+        ).status_code == 400
+        fine = await client.options(CHAT, headers={**get, "access-control-request-headers": "x-one"})
+        assert fine.status_code == 200
+        assert fine.headers["access-control-allow-credentials"] == "true"
+
+
+async def test_the_access_log_has_its_facts_apart_for_collectors(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="gateway.access"):
+        await client.post(CHAT, json={"messages": MESSAGES}, headers={"x-request-id": "mine"})
+    (record,) = own_records(caplog)
+    entry = json.loads(JsonFormatter("gateway").format(record))
+    assert {key: entry[key] for key in ("method", "path", "status", "request_id")} == {
+        "method": "POST",
+        "path": CHAT,
+        "status": 200,
+        "request_id": "mine",
+    }
+    assert entry["duration_ms"] >= 0
+    assert entry["process"] == "gateway"
 
 
 async def test_health_answers_while_generations_run(api: RestApi) -> None:

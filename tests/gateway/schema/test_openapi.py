@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,10 +12,14 @@ import httpx
 import jsonschema
 import pytest
 
+from gateway.anthropic.bodies import MessagesBody
 from gateway.errors import Draining, EngineFailed, NoBackend, Overloaded, RequestTimeout
 from gateway.openai.chat_request import ChatBody
 from gateway.openai.completion_request import CompletionBody
+from gateway.openai.embedding_request import EmbeddingsBody
+from gateway.responses.bodies import ResponsesBody
 from gateway.routes.operations import operations
+from gateway.routes.rendering import RenderBody
 from gateway.routes.serving import Serving
 from gateway.schema.json_schema import JsonSchemas
 from gateway.schema.limits import hints_of, required_fields
@@ -24,6 +29,21 @@ from tests.support.rest_api import Json, RestApi, events_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
+RESPONSES, MESSAGES_PATH = "/v1/responses", "/v1/messages"
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+CUSTOM = {"name": "f", "input_schema": {"type": "object"}}
+ITEMS = [
+    {"role": "user", "content": "hi"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hello"}]},
+    {"type": "reasoning", "summary": []},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "4"},
+]
+TURNS = [
+    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "4"}]},
+]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
@@ -31,7 +51,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 def document(api: RestApi) -> Json:
     """Closed: a field that is not declared is a mistake."""
     serving = Serving(api.generator, api.cluster, api.metrics, api.settings, api.lifecycle, api.deployment)
-    return openapi_document(operations(serving), version="1.2.3", guarded=True, closed=True)
+    return openapi_document(operations(serving, api.embedder), version="1.2.3", guarded=True, closed=True)
 
 
 def check(document: Json, path: str, method: str, response: httpx.Response) -> None:
@@ -44,12 +64,29 @@ def check(document: Json, path: str, method: str, response: httpx.Response) -> N
     content = answer["content"][media_type]
     components = {"components": document["components"]}
     if media_type == "text/event-stream":
-        data = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]
-        for event in events_of(response.content):
-            jsonschema.validate(event, {**data, **components})
+        data = content["schema"]["properties"]["data"]
+        if "anyOf" in data:
+            events, schema = events_of(response.content), data["anyOf"][1]["contentSchema"]
+        else:
+            events, schema = named_events_of(response.content), data["contentSchema"]
+        assert events
+        for event in events:
+            jsonschema.validate(event, {**schema, **components})
     elif media_type == "application/json":
         jsonschema.validate(response.json(), {**content["schema"], **components})
     assert "x-request-id" in response.headers
+
+
+def named_events_of(body: bytes) -> list[Json]:
+    """Events whose name is the type of their data; no [DONE] behind them."""
+    *frames, rest = body.decode().split("\n\n")
+    assert rest == ""
+    found: list[Json] = []
+    for frame in frames:
+        name, data = frame.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
 
 
 _FULL: Json = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True, "n": 2}
@@ -69,6 +106,32 @@ _REQUESTS: list[tuple[str, Json]] = [
     ("/v1/tokenize", {"prompt": "hi", "return_token_strs": True}),
     ("/v1/tokenize", {"messages": MESSAGES}),
     ("/v1/detokenize", {"tokens": [5]}),
+    (RESPONSES, {"input": "hi"}),
+    (RESPONSES, {"input": "hi", "stream": True}),
+    (RESPONSES, {"input": ITEMS, "instructions": "x", "metadata": {"a": "b"}, "max_output_tokens": 2}),
+    (RESPONSES, {"input": "hi", "include": ["message.output_text.logprobs"], "top_logprobs": 2, "stream": True}),
+    (RESPONSES, {"input": "hi", "tools": [FUNCTION], "tool_choice": "required"}),
+    (RESPONSES, {"input": "hi", "tools": [FUNCTION], "tool_choice": "required", "stream": True}),
+    (RESPONSES, {"input": "hi", "previous_response_id": "resp_x"}),
+    (RESPONSES, {"input": "hi", "temperature": 3}),
+    ("/v1/responses/input_tokens", {"input": "hi"}),
+    (MESSAGES_PATH, {"messages": MESSAGES, "max_tokens": 9}),
+    (MESSAGES_PATH, {"messages": MESSAGES, "max_tokens": 1, "stream": True}),
+    (MESSAGES_PATH, {"messages": TURNS, "max_tokens": 9, "system": "x", "stop_sequences": ["🙂"]}),
+    (MESSAGES_PATH, {"messages": MESSAGES, "max_tokens": 99, "tools": [CUSTOM], "tool_choice": {"type": "any"}}),
+    (
+        MESSAGES_PATH,
+        {"messages": MESSAGES, "max_tokens": 99, "tools": [CUSTOM], "tool_choice": {"type": "any"}, "stream": True},
+    ),
+    (MESSAGES_PATH, {"messages": MESSAGES}),
+    (MESSAGES_PATH, {"messages": MESSAGES, "max_tokens": 9, "model": "gpt-9"}),
+    ("/v1/messages/count_tokens", {"messages": MESSAGES}),
+    ("/v1/embeddings", {"input": ["hi", [5, 6]]}),
+    ("/v1/embeddings", {"input": "hi", "encoding_format": "base64", "dimensions": 2}),
+    ("/v1/embeddings", {"input": []}),
+    ("/v1/chat/completions/render", {"messages": MESSAGES}),
+    ("/v1/chat/completions/input_tokens", {"messages": MESSAGES}),
+    ("/v1/apply-template", {"messages": MESSAGES, "tools": [TOOL]}),
     (CHAT, {"messages": MESSAGES, "temperature": 3}),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 600}]}),
     (CHAT, {"messages": MESSAGES, "model": "gpt-9"}),
@@ -80,13 +143,44 @@ async def test_answers_fit_their_schemas(client: httpx.AsyncClient, document: Js
     check(document, path, "post", await client.post(path, json=body))
 
 
+async def test_every_example_is_good(client: httpx.AsyncClient, document: Json) -> None:
+    bodies = [
+        (path, told["post"]["requestBody"])
+        for path, told in document["paths"].items()
+        if "requestBody" in told.get("post", {})
+    ]
+    assert len(bodies) >= 12
+    for path, body in bodies:
+        response = await client.post(path, json=body["content"]["application/json"]["example"])
+        assert response.status_code == 200, (path, response.text)
+
+
+async def test_what_is_asked_of_a_kept_response_fits_too(client: httpx.AsyncClient, document: Json) -> None:
+    body = {"input": ITEMS, "include": ["message.output_text.logprobs"]}
+    first = (await client.post(RESPONSES, json=body)).json()["id"]
+    response_id = (await client.post(RESPONSES, json={"input": "go on", "previous_response_id": first})).json()["id"]
+    path = f"{RESPONSES}/{{response_id}}"
+    items = await client.get(f"{RESPONSES}/{response_id}/input_items", params={"limit": 100})
+    assert len(items.json()["data"]) == len(ITEMS) + 2
+    check(document, f"{path}/input_items", "get", items)
+    check(document, f"{path}/input_items", "get", await client.get(f"{RESPONSES}/{response_id}/input_items?limit=0"))
+    check(document, path, "get", await client.get(f"{RESPONSES}/{response_id}"))
+    check(document, f"{path}/cancel", "post", await client.post(f"{RESPONSES}/{response_id}/cancel"))
+    check(document, path, "delete", await client.delete(f"{RESPONSES}/{response_id}"))
+    check(document, path, "delete", await client.delete(f"{RESPONSES}/{response_id}"))
+    wrong = await client.put(f"{RESPONSES}/{response_id}")
+    assert wrong.status_code == 405
+    assert set(wrong.headers["allow"].split(", ")) == {"DELETE", "GET", "HEAD"}
+
+
 @pytest.mark.parametrize("ready", [True, False])
 async def test_what_operators_ask_fits_too(api: RestApi, document: Json, ready: bool) -> None:
     api.cluster.ready = api.cluster.loaded = ready
     async with api.client() as client:
         for path, methods in document["paths"].items():
             if "get" in methods:
-                check(document, path, "get", await client.get(path.replace("{model_id}", "org/tiny-chat")))
+                url = path.replace("{model_id}", "org/tiny-chat").replace("{response_id}", "resp_1")
+                check(document, path, "get", await client.get(url))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +198,9 @@ async def test_what_operators_ask_fits_too(api: RestApi, document: Json, ready: 
 async def test_every_failure_has_its_status(api: RestApi, document: Json, failure: Exception) -> None:
     api.generator.script = fails_with(failure)
     async with api.client() as client:
-        for path in (CHAT, COMPLETIONS):
-            response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi"})
+        for path in (CHAT, COMPLETIONS, RESPONSES, MESSAGES_PATH):
+            body = {"messages": MESSAGES, "max_tokens": 9} if path == MESSAGES_PATH else {"prompt": "hi", "input": "hi"}
+            response = await client.post(path, json={"messages": MESSAGES} if path == CHAT else body)
             check(document, path, "post", response)
             headers = document["paths"][path]["post"]["responses"][str(response.status_code)]["headers"]
             assert ("Retry-After" in headers) >= ("retry-after" in response.headers)
@@ -144,24 +239,38 @@ def _edges(shape: Any) -> Iterator[tuple[str, object]]:
                 yield name, 5
 
 
-@pytest.mark.parametrize(("path", "shape"), [(CHAT, ChatBody), (COMPLETIONS, CompletionBody)])
-async def test_every_declared_limit_is_kept(client: httpx.AsyncClient, api: RestApi, path: str, shape: Any) -> None:
+_BODIES: list[tuple[str, Any, Json]] = [
+    (CHAT, ChatBody, {"messages": MESSAGES}),
+    (COMPLETIONS, CompletionBody, {"prompt": "hi"}),
+    (RESPONSES, ResponsesBody, {"input": "hi"}),
+    (MESSAGES_PATH, MessagesBody, {"messages": MESSAGES, "max_tokens": 9}),
+    ("/v1/embeddings", EmbeddingsBody, {"input": "hi"}),
+    ("/v1/chat/completions/render", RenderBody, {"messages": MESSAGES}),
+]
+
+
+@pytest.mark.parametrize(("path", "shape", "good"), _BODIES, ids=lambda value: getattr(value, "__name__", None))
+async def test_every_declared_limit_is_kept(
+    client: httpx.AsyncClient, api: RestApi, path: str, shape: Any, good: Json
+) -> None:
     """What a schema refuses, the handler refuses, naming the field."""
     edges = list(_edges(shape))
-    assert {name for name, _ in edges} >= {"temperature", "n", "stop", "cache_salt", "stream", "stream_options"}
+    if path in (CHAT, COMPLETIONS):
+        assert {name for name, _ in edges} >= {"temperature", "n", "stop", "cache_salt", "stream", "stream_options"}
+    assert edges
     for name, value in edges:
-        body = {"messages": MESSAGES, "prompt": "hi", name: value}
-        response = await client.post(path, json=body)
+        response = await client.post(path, json={**good, name: value})
         assert response.status_code == 400, (name, value, response.text)
-        assert response.json()["error"]["param"].partition("[")[0] == name, (name, response.text)
+        error = response.json()["error"]
+        told = error["message"] if path == MESSAGES_PATH else error["param"].partition("[")[0]
+        assert f"'{name}" in told if path == MESSAGES_PATH else told == name, (name, response.text)
     assert not api.generator.requests
 
 
-@pytest.mark.parametrize(("path", "shape"), [(CHAT, ChatBody), (COMPLETIONS, CompletionBody)])
-async def test_every_declared_field_may_be_null(client: httpx.AsyncClient, path: str, shape: Any) -> None:
-    names = [name for name in hints_of(shape) if name not in required_fields(shape)]
-    body = {"messages": MESSAGES, "prompt": "hi", **dict.fromkeys(names)}
-    assert (await client.post(path, json=body)).status_code == 200
+@pytest.mark.parametrize(("path", "shape", "good"), _BODIES, ids=lambda value: getattr(value, "__name__", None))
+async def test_every_declared_field_may_be_null(client: httpx.AsyncClient, path: str, shape: Any, good: Json) -> None:
+    names = [name for name in hints_of(shape) if name not in {*required_fields(shape), *good}]
+    assert (await client.post(path, json={**good, **dict.fromkeys(names)})).status_code == 200
 
 
 async def test_the_document_is_served_with_prefix_and_keys(api: RestApi) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from services.gateway.server import GatewayOptions, _roster_entry
+from services.launcher.listening import HttpSockets
 from services.rpc.identity import host_name
 
 
@@ -20,5 +21,6 @@ from services.rpc.identity import host_name
     ],
 )
 def test_a_gateway_tells_an_address_that_others_can_use(host: str, told: str) -> None:
-    entry = _roster_entry(GatewayOptions(head_target="", host=host, name="g"), http_port=80, grpc_port=81)
+    options = GatewayOptions(head_target="", host=host, name="g")
+    entry = _roster_entry(options, http=HttpSockets([], 80), grpc_port=81)
     assert (entry.http_url, entry.grpc_target) == (f"http://{told}:80", f"{told}:81")
