@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.step_floor import cached_bytes, packed_weights, plain_weights, read_bandwidth
+from benchmarks.step_floor import BUFFER_BYTES, cached_bytes, packed_weights, plain_weights, read_bandwidth
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
 from engine.model.loading import open_checkpoint
@@ -157,21 +157,32 @@ def main() -> None:
     print(f"{'':<34}{''.join(f'{part:>9}' for part in (*PARTS, 'total'))}{'overhead':>10}", end="")
     print("".join(f"{name:>9}" for name in ("MB read", "floor", "share")))
     for num_threads in arguments.threads:
-        bytes_per_s = read_bandwidth(num_threads)
-        engines = [TimedEngine(arguments.model, num_threads, kernels=kernels) for kernels in arguments.kernels]
-        cached = read_bandwidth(num_threads, engines[-1].weights.read)
-        print(
-            f"{num_threads} threads read {bytes_per_s / 1e9:.1f} GB/s, as much as the weights {cached / 1e9:.1f} GB/s"
-        )
-        work: list[tuple[str, Callable[[TimedEngine], Measured]]] = [
-            *((f"decode {size}", lambda engine, size=size: engine.decode(size)) for size in arguments.batch_sizes),
-            *((f"prefill {size}", lambda engine, size=size: engine.prefill(size)) for size in arguments.prompts),
-        ]
-        for name, measure in work:
-            turns = [[measure(engine) for engine in engines] for _ in range(arguments.turns)]
-            for index, engine in enumerate(engines):
-                best = min((turn[index] for turn in turns), key=lambda measured: measured.total)
-                _print_row(f"{name}, {num_threads} thr., {engine.built.attention_backend}", best, bytes_per_s)
+        _measure(arguments, num_threads)
+
+
+def _measure(arguments: argparse.Namespace, num_threads: int) -> None:
+    """All work on so many threads. Bandwidth is the best found before and after it, as a neighbour takes some of it."""
+    engines = [TimedEngine(arguments.model, num_threads, kernels=kernels) for kernels in arguments.kernels]
+    sizes = (BUFFER_BYTES, engines[-1].weights.read)
+    before = [read_bandwidth(num_threads, size) for size in sizes]
+    work: list[tuple[str, Callable[[TimedEngine], Measured]]] = [
+        *((f"decode {size}", lambda engine, size=size: engine.decode(size)) for size in arguments.batch_sizes),
+        *((f"prefill {size}", lambda engine, size=size: engine.prefill(size)) for size in arguments.prompts),
+    ]
+    rows: list[tuple[str, Measured]] = []
+    for name, measure in work:
+        turns = [[measure(engine) for engine in engines] for _ in range(arguments.turns)]
+        for index, engine in enumerate(engines):
+            best = min((turn[index] for turn in turns), key=lambda measured: measured.total)
+            rows.append((f"{name}, {num_threads} thr., {engine.built.attention_backend}", best))
+    after = [read_bandwidth(num_threads, size) for size in sizes]
+    memory, cached = (max(pair) for pair in zip(before, after, strict=True))
+    print(
+        f"{num_threads} thr. read {memory / 1e9:.1f} GB/s of {sizes[0] / 1e6:.0f} MB again and again, "
+        f"{cached / 1e9:.1f} GB/s of {sizes[1] / 1e6:.0f} MB, as much as the weights"
+    )
+    for row_name, measured in rows:
+        _print_row(row_name, measured, memory)
 
 
 if __name__ == "__main__":

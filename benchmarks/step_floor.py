@@ -23,8 +23,8 @@ _PACKED_BYTES = {
     "Q8_0": 34 / 32,
 }
 _EMBEDDING = "model.embed_tokens.weight"
-_BUFFER_BYTES = 256 << 20
-_NUM_READS = 12
+BUFFER_BYTES = 256 << 20
+_NUM_READS = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def cached_bytes(checkpoint: Checkpoint, batch_size: int, context_len: int, elem
     return batch_size * context_len * checkpoint.config.kv_bytes_per_token(element_size)
 
 
-def read_bandwidth(num_threads: int, num_bytes: int = _BUFFER_BYTES) -> float:
+def read_bandwidth(num_threads: int, num_bytes: int = BUFFER_BYTES) -> float:
     """Bytes per second that `num_threads` threads read from memory in huge pages; the best of several reads.
 
     numpy's maximum over 64-bit integers reads, as measured here, as fast as a loop written for it. A buffer that the

@@ -30,12 +30,21 @@ PROMPTS = ["a", "The sky is", "x" * 15, "x" * 16, "x" * 17, "count 1 2 3 4 5 " *
 class Case:
     prompt: str
     sampling: dict[str, Any]  # numbers that the wire's 32-bit floats hold exactly
+    regex: str = ""
 
 
 CASES = [
     Case(prompt, sampling)
     for index, prompt in enumerate(PROMPTS)
     for sampling in ({"temperature": 0}, {"temperature": 0.75, "top_p": 0.875, "top_k": 50, "seed": 100 + index})
+]
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.25, "repetition_penalty": 1.25}
+CASES += [
+    Case(PROMPTS[1], {"temperature": 0, **PENALTIES}),
+    Case(PROMPTS[5], {"temperature": 1.25, "min_p": 0.0625, "seed": 200, **PENALTIES}),
+    Case(PROMPTS[4], {"seed": 201, "logit_bias": {65: 2.5, 66: -100}, "allowed_token_ids": list(range(60, 90))}),
+    Case(PROMPTS[1], {"temperature": 0}, regex="[a-z ]{30}"),
+    Case(PROMPTS[5], {"seed": 202, **PENALTIES}, regex="[0-9]{5}(, [0-9]{4,})+"),
 ]
 
 
@@ -57,8 +66,9 @@ def two(tiny_model: Path) -> Iterator[Cluster]:
 
 
 def body(case: Case) -> dict[str, Any]:
-    fields = {"model": "tiny", "prompt": case.prompt, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-    return {**fields, **case.sampling, "return_token_ids": True}
+    fields = {"model": "tiny", "prompt": case.prompt, "max_tokens": NUM_TOKENS, "return_token_ids": True}
+    free: dict[str, Any] = {"structured_outputs": {"regex": case.regex}} if case.regex else {"ignore_eos": True}
+    return {**fields, **case.sampling, **free}
 
 
 async def over_rest(client: httpx.AsyncClient, case: Case) -> list[int]:
@@ -79,20 +89,25 @@ async def over_rest_stream(client: httpx.AsyncClient, case: Case) -> list[int]:
     return token_ids
 
 
-def to_wire(case: Case) -> tuple[wire.SamplingParams, wire.StopConditions]:
-    return wire.SamplingParams(**case.sampling), wire.StopConditions(max_tokens=NUM_TOKENS, ignore_eos=True)
+def to_wire(case: Case) -> tuple[wire.SamplingParams, wire.StopConditions, wire.Constraint | None]:
+    stop = wire.StopConditions(max_tokens=NUM_TOKENS, ignore_eos=not case.regex)
+    return wire.SamplingParams(**case.sampling), stop, wire.Constraint(regex=case.regex) if case.regex else None
 
 
 async def over_inference(stub: Any, case: Case) -> list[int]:
-    sampling, conditions = to_wire(case)
-    options = wire.GenerationOptions(sampling=sampling, conditions=conditions, return_token_ids=True)
+    sampling, conditions, constraint = to_wire(case)
+    options = wire.GenerationOptions(
+        sampling=sampling, conditions=conditions, constraint=constraint, return_token_ids=True
+    )
     call = stub.Complete(wire.CompleteRequest(text=case.prompt, options=options))
     return [token_id async for message in call for token_id in message.delta.token_ids]
 
 
 async def over_engine(stub: Any, case: Case) -> list[int]:
-    sampling, stop = to_wire(case)
-    request = wire.GenerateRequest(prompt_token_ids=list(case.prompt.encode()), sampling=sampling, stop=stop)
+    sampling, stop, constraint = to_wire(case)
+    request = wire.GenerateRequest(
+        prompt_token_ids=list(case.prompt.encode()), sampling=sampling, stop=stop, constraint=constraint
+    )
     return [token_id async for message in stub.Generate(request) for token_id in message.token_ids]
 
 
@@ -129,9 +144,36 @@ async def test_greedy_tokens_are_those_of_full_recomputation(one: Cluster) -> No
     async with dial(one.grpc_target) as channel:
         stub = wire.InferenceServiceStub(channel)
         for case in CASES:
-            if case.sampling["temperature"] == 0:
+            if case.sampling == {"temperature": 0} and not case.regex:
                 wanted = model.generate(list(case.prompt.encode()), NUM_TOKENS)
                 assert await over_inference(stub, case) == wanted
+
+
+async def test_logprobs_are_those_of_full_recomputation(one: Cluster, two: Cluster) -> None:
+    """On every road, with mates and without, whatever was sampled: they are of the model's own distribution."""
+    model = NaiveModel(TINY_CONFIG, tiny_state())
+    for cluster in (one, two):
+        async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as client:
+            answers = await asyncio.gather(
+                *(client.post("/v1/completions", json={**body(case), "logprobs": 2}) for case in CASES)
+            )
+        async with dial(cluster.grpc_target) as channel:
+            stub = wire.InferenceServiceStub(channel)
+            over_grpc = await asyncio.gather(*(inference_logprobs(stub, case) for case in CASES))
+        for case, answer, logprobs in zip(CASES, answers, over_grpc, strict=True):
+            (choice,) = answer.json()["choices"]
+            prompt = list(case.prompt.encode())
+            rows = model.logits(prompt + choice["token_ids"])[len(prompt) - 1 : -1].log_softmax(dim=-1)
+            wanted = [float(row[token]) for row, token in zip(rows, choice["token_ids"], strict=True)]
+            assert choice["logprobs"]["token_logprobs"] == pytest.approx(wanted, abs=1e-3), case
+            assert logprobs == pytest.approx(wanted, abs=1e-3), case
+
+
+async def inference_logprobs(stub: Any, case: Case) -> list[float]:
+    sampling, conditions, constraint = to_wire(case)
+    options = wire.GenerationOptions(sampling=sampling, conditions=conditions, constraint=constraint, logprobs=1)
+    call = stub.Complete(wire.CompleteRequest(text=case.prompt, options=options))
+    return [entry.logprob async for message in call for entry in message.delta.logprobs]
 
 
 async def free_blocks(cluster: Cluster) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import grpc
 import pytest
@@ -170,7 +169,7 @@ async def test_a_failed_step_fails_its_request(engine: PlayedEngine, stream: Str
 
 async def test_a_request_that_ends_by_its_own_fault_names_the_field(engine: PlayedEngine, stream: Stream) -> None:
     await stream.send(submit(7))
-    engine.step(replace(engine.end(0, FinishReason.ERROR), error="leads nowhere", error_field="constraint.regex"))
+    engine.step(engine.end(0, FinishReason.ERROR)._replace(error="leads nowhere", error_field="constraint.regex"))
     (failed,) = (await stream.take()).failed
     assert (failed.code, failed.field) == (grpc.StatusCode.INVALID_ARGUMENT.value[0], "constraint.regex")
     assert failed.message == "constraint.regex: leads nowhere"
