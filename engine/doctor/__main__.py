@@ -14,7 +14,7 @@ from engine.doctor.diagnosis import diagnose
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.doctor", description=__doc__)
     parser.add_argument("--cache", type=Path, required=True, help="directory whose folder native holds the kernels")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     parser.add_argument("--kernels", default="auto", choices=["auto", "native", "torch"])
     arguments = parser.parse_args()

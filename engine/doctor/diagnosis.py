@@ -12,6 +12,7 @@ from engine.doctor.kernels import compiler, kernels
 def diagnose(cache_directory: Path, device: str, dtype: str, kernels_wanted: str) -> list[Finding]:
     """What would compute here with these settings, then what was looked at."""
     has_torch = packages.has_torch()
+    device = packages.chosen_device(device)
     native = kernels(cache_directory, has_torch=has_torch)
     return [
         computes_with(device, dtype, kernels_wanted, native.instruction_set, has_torch=has_torch),

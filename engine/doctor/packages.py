@@ -39,6 +39,13 @@ def torch() -> Finding:
     return ok("torch", f"{module.__version__}, {kind}, {threads}")
 
 
+def chosen_device(device: str) -> str:
+    """What --device takes: "auto" is a GPU where torch sees one, as for `engine.device.open_device`."""
+    if device != "auto":
+        return device
+    return "cuda" if _gpu_names() else "cpu"
+
+
 def gpu(device: str) -> Finding:
     """Whether a GPU is there, and whether `device` wants one."""
     names = _gpu_names()

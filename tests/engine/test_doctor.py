@@ -46,6 +46,14 @@ def test_a_machine_that_has_all(cache: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(finding.fix for finding in findings if finding.level is not Level.OK)
 
 
+@pytest.mark.parametrize(("names", "text"), [([], "native kernels"), (["A GPU"], "torch on cuda")])
+def test_auto_takes_a_gpu_where_there_is_one(
+    names: list[str], text: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packages, "_gpu_names", lambda: names)
+    assert text in diagnose(cache, "auto", "auto", "auto")[0].text
+
+
 @pytest.mark.parametrize("isa", instruction_sets())
 def test_masked_instructions(isa: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_CPU_ISA", isa)
