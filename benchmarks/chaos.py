@@ -22,7 +22,7 @@ import psutil
 from muster import v1 as wire
 
 from benchmarks.chaos_load import Clients
-from benchmarks.deployment import Deployment, role_of
+from benchmarks.deployment import Deployment, role_of, with_deployment
 
 # A launcher gives a process up that dies five times within a minute, and is right to.
 _MAX_KILLS_PER_MINUTE = 3
@@ -268,21 +268,9 @@ def _name(process: psutil.Process) -> str:
 
 async def run_chaos(plan: Plan, *arguments: str) -> Report:
     """Starts a deployment with `arguments` of muster serve, runs the plan and stops it again."""
-    deployment = await asyncio.to_thread(Deployment(*arguments, *plan.flags).__enter__)
-    try:
-        async with grpc.aio.insecure_channel(
-            deployment.head_target, options=(("grpc.enable_http_proxy", 0),)
-        ) as channel:
-            report = await Chaos(plan, deployment, channel).run()
-        if not deployment.is_running:
-            report.problems.append("the launcher ended")
-    finally:
-        left = await asyncio.to_thread(deployment.stop)
-    if left:
-        report.problems.append(f"processes outlived their launcher: {left}")
-    if report.problems:
-        print("\n".join(deployment.lines), file=sys.stderr)
-    return report
+    return await with_deployment(
+        (*arguments, *plan.flags), lambda deployment, channel: Chaos(plan, deployment, channel).run()
+    )
 
 
 def main() -> int:

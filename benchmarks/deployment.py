@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
+from typing import Protocol, TypeVar
 
+import grpc
 import psutil
 
 _SERVES = re.compile(r"serves \S+ on \d+ ranks? at")
@@ -99,6 +102,34 @@ class Deployment:
         with self._process.stdout as output:
             for line in output:
                 self.lines.append(line.rstrip("\n"))
+
+
+class Report(Protocol):
+    """What came of it; `problems` is empty when everything held."""
+
+    problems: list[str]
+
+
+R = TypeVar("R", bound=Report)
+
+
+async def with_deployment(flags: Sequence[str], run: Callable[[Deployment, grpc.aio.Channel], Awaitable[R]]) -> R:
+    """Starts a deployment with flags of muster serve, runs something with a channel to its head, and stops it again.
+    An end of the launcher and processes it leaves are problems; with any, what the deployment said goes to stderr."""
+    deployment = await asyncio.to_thread(Deployment(*flags).__enter__)
+    try:
+        options = (("grpc.enable_http_proxy", 0),)
+        async with grpc.aio.insecure_channel(deployment.head_target, options=options) as channel:
+            report = await run(deployment, channel)
+        if not deployment.is_running:
+            report.problems.append("the launcher ended")
+    finally:
+        left = await asyncio.to_thread(deployment.stop)
+    if left:
+        report.problems.append(f"processes outlived their launcher: {left}")
+    if report.problems:
+        print("\n".join(deployment.lines), file=sys.stderr)
+    return report
 
 
 def role_of(process: psutil.Process) -> str:

@@ -107,7 +107,9 @@ class Backend:
         self.pool.reconcile(cluster.ranks())
 
     def _remember(self, cluster: ClusterView) -> None:
-        self._history.observe(cluster.rank_loads(), now_s=time.monotonic(), unix_s=time.time())
+        now_s = time.monotonic()
+        if self._history.is_due(now_s):
+            self._history.observe(cluster.rank_loads(), now_s=now_s, unix_s=time.time())
 
     async def _observe_links(self) -> None:
         """Gauges that other gateways show have to be set when they change, not when somebody scrapes this one."""

@@ -36,8 +36,7 @@ class ClusterView:
 
     Everything but `start` and `close` answers at once from memory. `changed` is notified when a rank's state, the model
     or the tokenizer changed; `on_roster` is called after each change of the ranks in scope, `on_load` after each
-    snapshot of their loads. `scope` lists the global ranks this
-    gateway may use; None means all.
+    snapshot of their loads. `scope` lists the global ranks this gateway may use; None means all.
     """
 
     def __init__(

@@ -63,12 +63,16 @@ class DeploymentHistory:
         self._samples: deque[LoadSample] = deque(maxlen=num_samples)
         self._counted: deque[_Counted] = deque(maxlen=round(RATE_WINDOW_S / INTERVAL_S) + 1)
 
+    def is_due(self, now_s: float) -> bool:
+        """Whether `observe` would take a sample: snapshots come more often, and loads cost something to gather."""
+        # A tenth of tolerance, or a heartbeat that comes a little early would halve the resolution.
+        return not self._counted or now_s - self._counted[-1].at_s >= 0.9 * INTERVAL_S
+
     def observe(self, loads: Mapping[int, RankLoad], *, now_s: float, unix_s: float) -> None:
         """Takes a sample when the last one is old enough. `now_s` is of a monotonic clock, `unix_s` of the calendar."""
-        before = self._counted[-1] if self._counted else None
-        # A tenth of tolerance, or a heartbeat that comes a little early would halve the resolution.
-        if before is not None and now_s - before.at_s < 0.9 * INTERVAL_S:
+        if not self.is_due(now_s):
             return
+        before = self._counted[-1] if self._counted else None
         now = _Counted(now_s, loads)
         points = {rank: _point(rank, before, now) for rank in loads}
         self._counted.append(now)

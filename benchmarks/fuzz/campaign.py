@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ import httpx
 import psutil
 from muster import v1 as wire
 
-from benchmarks.deployment import Deployment
+from benchmarks.deployment import Deployment, with_deployment
 from benchmarks.fuzz.client import Client
 from benchmarks.fuzz.verdict import complaint
 from benchmarks.fuzz.wire import Shot, Shots
@@ -198,18 +197,6 @@ class Campaign:
 
 async def run_campaign(plan: Plan, *arguments: str) -> Report:
     """Starts a deployment with `arguments` of muster serve, sends the requests and stops it again."""
-    deployment = await asyncio.to_thread(Deployment(*arguments, *plan.flags).__enter__)
-    try:
-        async with grpc.aio.insecure_channel(
-            deployment.head_target, options=(("grpc.enable_http_proxy", 0),)
-        ) as channel:
-            report = await Campaign(plan, deployment, channel).run()
-        if not deployment.is_running:
-            report.problems.append("the launcher ended")
-    finally:
-        left = await asyncio.to_thread(deployment.stop)
-    if left:
-        report.problems.append(f"processes outlived their launcher: {left}")
-    if report.problems:
-        print("\n".join(deployment.lines), file=sys.stderr)
-    return report
+    return await with_deployment(
+        (*arguments, *plan.flags), lambda deployment, channel: Campaign(plan, deployment, channel).run()
+    )

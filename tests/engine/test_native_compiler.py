@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.native import compiler
-from engine.native.compiler import NativeBuildError, library_path
+from engine.native.compiler import NativeBuildError, compile_flags, find_compiler, library_path
 
 FAKE = """#!/bin/sh
 echo "$@" >> {log}
@@ -103,6 +103,22 @@ def test_a_compiler_without_amx_still_builds(
     interface = next(line for line in fake.compiled if "library.cpp" in line)
     assert "-DMUSTER_WITH_AVX512" in interface
     assert "-DMUSTER_WITH_AMX" not in interface
+
+
+@pytest.mark.parametrize("name", sorted(compiler._OPTIONAL))
+def test_a_compiler_that_knows_the_instructions_takes_their_kernels(name: str, tmp_path: Path) -> None:
+    """A mistake in such a file must not pass for an older compiler, without whose kernels all else still works."""
+    found = find_compiler()
+    if found is None or platform.machine().lower() not in compiler._X86:
+        pytest.skip("no compiler for this processor's instructions")
+    source = compiler.SOURCE_DIRECTORY / name
+    check = [found, *compile_flags(source), "-fsyntax-only"]
+    empty = tmp_path / "empty.cpp"
+    empty.write_text("")
+    if subprocess.run([*check, empty], capture_output=True, timeout=60, check=False).returncode != 0:
+        pytest.skip(f"{found} does not know the instructions of {name}")
+    done = subprocess.run([*check, source], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_failing_compiler_is_named_with_its_first_line(fake: FakeCompiler, tmp_path: Path) -> None:

@@ -13,13 +13,14 @@ from anthropic import beta_async_tool
 from gateway.errors import Draining, EngineFailed, GatewayError, NoBackend, Overloaded, RequestTimeout
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
-from tests.gateway.http.test_anthropic_sdk import MESSAGES, TOOLS, sdk_of
+from tests.gateway.http.test_anthropic_sdk import MESSAGES, TOOLS
 from tests.gateway.http.test_errors import fails_with
 from tests.gateway.http.test_messages import TWO_CALLS
 from tests.gateway.http.test_responses import prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying, saying
 from tests.support.scripted_generator import CACHED_TOKENS, answer_text
+from tests.support.sdks import anthropic_client
 from tests.support.waiting import eventually
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
@@ -27,7 +28,7 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_
 
 async def test_the_stream_helpers_text_and_events(api: RestApi) -> None:
     expected = answer_text(prompt_of(("user", "hi")), 0)
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         async with sdk.messages.stream(model="tiny", max_tokens=100, messages=MESSAGES) as stream:
             text = "".join([piece async for piece in stream.text_stream])
             final = await stream.get_final_message()
@@ -43,7 +44,7 @@ async def test_the_stream_helpers_text_and_events(api: RestApi) -> None:
 
 async def test_pieces_of_a_tools_input_make_it(api: RestApi) -> None:
     async with (
-        sdk_of(api_saying(TWO_CALLS)) as sdk,
+        anthropic_client(api_saying(TWO_CALLS)) as sdk,
         sdk.messages.stream(model="tiny", max_tokens=100, messages=MESSAGES, tools=TOOLS) as stream,
     ):
         pieces = [event.partial_json async for event in stream if event.type == "input_json"]
@@ -66,7 +67,7 @@ async def test_tools_are_run_until_there_is_an_answer() -> None:
 
     api = api_saying(CALL)
     api.generator.script = script
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         runner = sdk.beta.messages.tool_runner(model="tiny", max_tokens=100, messages=[*MESSAGES], tools=[weather])  # type: ignore[list-item]
         final = await runner.until_done()
     assert [block.to_dict()["text"] for block in final.content] == ["It rains."]
@@ -74,7 +75,7 @@ async def test_tools_are_run_until_there_is_an_answer() -> None:
 
 
 async def test_models_and_raw_responses(api: RestApi) -> None:
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         card = await sdk.models.retrieve("org/tiny-chat")
         assert card.id == "org/tiny-chat"
         assert card.type == "model"
@@ -94,7 +95,7 @@ async def test_a_timeout_of_the_client_cancels(api: RestApi) -> None:
         yield  # type: ignore[misc]
 
     api.generator.script = never
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         with pytest.raises(anthropic.APITimeoutError):
             await sdk.with_options(timeout=0.2).messages.create(model="tiny", max_tokens=9, messages=MESSAGES)
         await eventually(lambda: api.generator.num_cancelled == 1, "it was cancelled")
@@ -110,7 +111,7 @@ _CLASSES: list[tuple[GatewayError, type[anthropic.APIStatusError], int, str]] = 
 
 
 async def test_each_failure_has_its_class(api: RestApi) -> None:
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         for failure, kind, status, error_type in _CLASSES:
             api.generator.script = fails_with(failure)
             for stream in (False, True):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import anthropic
 import pydantic
@@ -17,6 +15,7 @@ from tests.gateway.http.test_responses import failing, prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text
+from tests.support.sdks import anthropic_client
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "hi"}]
 TOOLS: list[ToolParam] = [
@@ -25,21 +24,9 @@ TOOLS: list[ToolParam] = [
 ]
 
 
-@asynccontextmanager
-async def sdk_of(api: RestApi) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    api.settings = replace(api.settings, api_keys=("secret",))
-    async with (
-        api.server() as url,
-        anthropic.AsyncAnthropic(
-            base_url=url, api_key="secret", max_retries=0, _strict_response_validation=True
-        ) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 async def sdk(api: RestApi) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    async with sdk_of(api) as client:
+    async with anthropic_client(api) as client:
         yield client
 
 
@@ -71,7 +58,7 @@ async def test_the_sdks_own_stream_helper(sdk: anthropic.AsyncAnthropic) -> None
 
 async def test_tools_there_and_back() -> None:
     api = api_saying(TWO_CALLS)
-    async with sdk_of(api) as sdk:
+    async with anthropic_client(api) as sdk:
         async with sdk.messages.stream(model="tiny", max_tokens=100, messages=MESSAGES, tools=TOOLS) as stream:
             streamed = await stream.get_final_message()
         whole = await sdk.messages.create(model="tiny", max_tokens=100, messages=MESSAGES, tools=TOOLS)
@@ -103,7 +90,7 @@ class Place(pydantic.BaseModel):
 
 
 async def test_parse() -> None:
-    async with sdk_of(api_saying('{"name": "Bonn"}')) as sdk:
+    async with anthropic_client(api_saying('{"name": "Bonn"}')) as sdk:
         message = await sdk.messages.parse(model="tiny", max_tokens=100, messages=MESSAGES, output_format=Place)
     assert message.parsed_output == Place(name="Bonn")
 

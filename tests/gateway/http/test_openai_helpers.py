@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,22 +28,11 @@ from tests.gateway.http.test_responses import TWO_CALLS
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying, saying
 from tests.support.scripted_generator import answer
+from tests.support.sdks import openai_client
 from tests.support.waiting import eventually
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
-
-
-@asynccontextmanager
-async def sdk_of(api: RestApi) -> AsyncIterator[openai.AsyncOpenAI]:
-    api.settings = replace(api.settings, api_keys=("secret",))
-    async with (
-        api.server() as url,
-        openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="secret", max_retries=0, _strict_response_validation=True
-        ) as client,
-    ):
-        yield client
 
 
 class Place(pydantic.BaseModel):
@@ -63,7 +51,7 @@ WEATHER = openai.pydantic_function_tool(Weather, name="weather")
 
 async def test_parse_whole_and_streamed() -> None:
     api = api_saying('{"name": "Bonn", "people": 330000}')
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         whole = await sdk.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Place)
         assert whole.choices[0].message.parsed == Place(name="Bonn", people=330000)
         async with sdk.chat.completions.stream(model="tiny", messages=MESSAGES, response_format=Place) as stream:
@@ -78,13 +66,13 @@ async def test_parse_whole_and_streamed() -> None:
 
 async def test_what_was_cut_is_no_place() -> None:
     """The helper says so instead of giving half of one."""
-    async with sdk_of(api_saying('{"name": "Bo', FinishReason.LENGTH)) as sdk:
+    async with openai_client(api_saying('{"name": "Bo', FinishReason.LENGTH)) as sdk:
         with pytest.raises(openai.LengthFinishReasonError):
             await sdk.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Place)
 
 
 async def test_parsed_arguments_whole_and_streamed() -> None:
-    async with sdk_of(api_saying(CALL)) as sdk:
+    async with openai_client(api_saying(CALL)) as sdk:
         whole = await sdk.chat.completions.parse(model="tiny", messages=MESSAGES, tools=[WEATHER])
         async with sdk.chat.completions.stream(model="tiny", messages=MESSAGES, tools=[WEATHER]) as stream:
             done = [event async for event in stream if event.type == "tool_calls.function.arguments.done"]
@@ -120,7 +108,7 @@ async def test_tools_are_run_until_there_is_an_answer() -> None:
             )
         ]
     )
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         for stream in (False, True):
             response = await runner.run(sdk, {"model": "tiny", "input": "hi"}, stream=stream, max_steps=4)
             assert response.output_text == "It rains."
@@ -129,7 +117,7 @@ async def test_tools_are_run_until_there_is_an_answer() -> None:
 
 async def test_the_stream_helpers_events_of_responses() -> None:
     async with (
-        sdk_of(api_saying(TWO_CALLS)) as sdk,
+        openai_client(api_saying(TWO_CALLS)) as sdk,
         sdk.responses.stream(
             model="tiny", input="hi", tools=[{"type": "function", "name": "weather", "parameters": {}, "strict": False}]
         ) as stream,
@@ -141,7 +129,7 @@ async def test_the_stream_helpers_events_of_responses() -> None:
 
 
 async def test_raw_and_streamed_responses(api: RestApi) -> None:
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         raw = await sdk.chat.completions.with_raw_response.create(
             model="tiny", messages=MESSAGES, extra_headers={"x-request-id": "mine"}
         )
@@ -160,7 +148,7 @@ async def test_a_timeout_of_the_client_cancels(api: RestApi) -> None:
         yield  # type: ignore[misc]
 
     api.generator.script = never
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         with pytest.raises(openai.APITimeoutError):
             await sdk.with_options(timeout=0.2).chat.completions.create(model="tiny", messages=MESSAGES)
         await eventually(lambda: api.generator.num_cancelled == 1, "it was cancelled")
@@ -177,7 +165,7 @@ _CLASSES: list[tuple[GatewayError, type[openai.APIStatusError], int, str]] = [
 
 
 async def test_each_failure_has_its_class(api: RestApi) -> None:
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: sdk.chat.completions.create(model="tiny", messages=MESSAGES),
             lambda: sdk.chat.completions.create(model="tiny", messages=MESSAGES, stream=True),
@@ -198,7 +186,7 @@ async def test_each_failure_has_its_class(api: RestApi) -> None:
 
 async def test_too_much_is_said(api: RestApi) -> None:
     api.settings = replace(api.settings, max_body_bytes=2000)
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         with pytest.raises(openai.APIStatusError) as large:
             await sdk.completions.create(model="tiny", prompt="x" * 4000)
     assert (large.value.status_code, large.value.code) == (413, "request_too_large")
@@ -215,7 +203,7 @@ async def test_a_full_server_is_asked_again(api: RestApi) -> None:
             yield event
 
     api.generator.script = script
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         completion = await sdk.with_options(max_retries=1).chat.completions.create(model="tiny", messages=MESSAGES)
     assert completion.choices[0].message.content
     assert len(api.generator.requests) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import cast
 
 import openai
@@ -15,6 +14,7 @@ from gateway.errors import EngineFailed, Overloaded
 from tests.gateway.http.test_errors import fails_with
 from tests.support.rest_api import RestApi
 from tests.support.scripted_generator import answer_text
+from tests.support.sdks import openai_client
 from tests.support.tokenizer_files import tiny_tokenizer
 
 MESSAGES: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hi"}]
@@ -23,13 +23,7 @@ PROMPT_IDS = tiny_tokenizer().encode_chat([{"role": "user", "content": "hi"}])
 
 @pytest.fixture
 async def sdk(api: RestApi) -> AsyncIterator[openai.AsyncOpenAI]:
-    api.settings = replace(api.settings, api_keys=("secret",))
-    async with (
-        api.server() as url,
-        openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="secret", max_retries=0, _strict_response_validation=True
-        ) as client,
-    ):
+    async with openai_client(api) as client:
         yield client
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import openai
 import pydantic
@@ -17,6 +15,7 @@ from tests.gateway.http.test_responses import TWO_CALLS, failing, prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text, vector_of
+from tests.support.sdks import openai_client
 from tests.support.tokenizer_files import tiny_tokenizer
 
 WEATHER: FunctionToolParam = {
@@ -28,21 +27,9 @@ WEATHER: FunctionToolParam = {
 CLOCK: FunctionToolParam = {"type": "function", "name": "clock", "parameters": {}, "strict": False}
 
 
-@asynccontextmanager
-async def sdk_of(api: RestApi) -> AsyncIterator[openai.AsyncOpenAI]:
-    api.settings = replace(api.settings, api_keys=("secret",))
-    async with (
-        api.server() as url,
-        openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="secret", max_retries=0, _strict_response_validation=True
-        ) as client,
-    ):
-        yield client
-
-
 @pytest.fixture
 async def sdk(api: RestApi) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with sdk_of(api) as client:
+    async with openai_client(api) as client:
         yield client
 
 
@@ -71,7 +58,7 @@ async def test_stream(sdk: openai.AsyncOpenAI) -> None:
 
 async def test_the_sdks_own_stream_helper() -> None:
     async with (
-        sdk_of(api_saying(TWO_CALLS)) as sdk,
+        openai_client(api_saying(TWO_CALLS)) as sdk,
         sdk.responses.stream(model="tiny", input="hi", tools=[WEATHER, CLOCK]) as stream,
     ):
         final = await stream.get_final_response()
@@ -101,7 +88,7 @@ async def test_a_conversation_goes_on_and_can_be_looked_at(sdk: openai.AsyncOpen
 
 async def test_tools_there_and_back() -> None:
     api = api_saying(TWO_CALLS)
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         first = await sdk.responses.create(model="tiny", input="hi", tools=[WEATHER, CLOCK])
         calls = [item for item in first.output if isinstance(item, ResponseFunctionToolCall)]
         await sdk.responses.create(
@@ -121,7 +108,7 @@ class Place(pydantic.BaseModel):
 
 
 async def test_parse() -> None:
-    async with sdk_of(api_saying('{"name": "Bonn", "people": 330000}')) as sdk:
+    async with openai_client(api_saying('{"name": "Bonn", "people": 330000}')) as sdk:
         response = await sdk.responses.parse(model="tiny", input="hi", text_format=Place)
         assert response.output_parsed == Place(name="Bonn", people=330000)
         async with sdk.responses.stream(model="tiny", input="hi", text_format=Place) as stream:
@@ -138,7 +125,7 @@ async def test_incomplete(sdk: openai.AsyncOpenAI) -> None:
 
 async def test_a_late_error_is_told(api: RestApi) -> None:
     api.generator.script = failing(EngineFailed("broken"), 4)
-    async with sdk_of(api) as sdk:
+    async with openai_client(api) as sdk:
         events = [event async for event in await sdk.responses.create(model="tiny", input="hi", stream=True)]
     last = events[-1]
     assert last.type == "response.failed"

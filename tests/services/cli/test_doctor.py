@@ -64,6 +64,13 @@ def test_the_engines_process_answers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found["computes with"].text == "torch, because the native kernels cannot be had"
 
 
+def test_the_engines_process_takes_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing stands in: the defaults of the flags are values that the engine's side knows."""
+    assert main(["doctor", "--json", *FREE]) == 0
+    names = {finding["name"] for finding in json.loads(capsys.readouterr().out)["findings"]}
+    assert {"computes with", "kernels", "torch"} <= names
+
+
 def test_an_engine_that_cannot_tell(tmp_path: Path) -> None:
     broken = (sys.executable, "-c", "import sys; sys.exit('no module named engine')")
     (finding,) = engine_findings(tmp_path, "cpu", "auto", "auto", python=broken)
