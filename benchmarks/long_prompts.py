@@ -109,7 +109,9 @@ class Client:
 
 async def measure_prefix_cache(client: Client, num_pairs: int) -> PrefixCache:
     """Every pair has its own beginning."""
-    cold, warm, num_tokens = [], [], 0
+    cold: list[float] = []
+    warm: list[float] = []
+    num_tokens = 0
     await client.ask(SHARED_WORDS, 2)
     for pair in range(num_pairs):
         for times_ms in (cold, warm):
@@ -167,7 +169,8 @@ def _gaps_ms(
     streams: list[Answer], disturbances: list[tuple[float, float]], from_s: float
 ) -> tuple[list[float], list[float]]:
     """Ascending: of the gaps that began at `from_s` or later those that overlap no disturbance, and the others."""
-    calm, disturbed = [], []
+    calm: list[float] = []
+    disturbed: list[float] = []
     for stream in streams:
         for sooner_s, later_s in zip(stream.text_times_s, stream.text_times_s[1:], strict=False):
             if sooner_s < from_s:

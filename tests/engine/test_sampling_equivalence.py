@@ -119,7 +119,8 @@ def _filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
     shares = logits.double().softmax(dim=-1)
     order = [token for token in order if shares[token] >= sampling.min_p * shares[order[0]]]
     order = order[: sampling.top_k] if sampling.top_k else order
-    total, reached, kept = float(shares[order].sum()), 0.0, []
+    total, reached = float(shares[order].sum()), 0.0
+    kept: list[int] = []
     for token in order:
         if kept and sampling.top_p < 1 and reached >= sampling.top_p * total:
             break
