@@ -233,7 +233,7 @@ def main() -> int:
         figures = {"prefix_cache": asdict(cache) | {"ratio": cache.ratio}}
         figures["neighbours"] = asdict(near) | {"rise": near.rise, "chunk_cost": near.chunk_cost}
         arguments.json.write_text(json.dumps(figures, indent=1))
-    return 0 if cache.ratio <= LARGEST_SHARE and near.rise <= near.chunk_step_max else 1
+    return 0 if cache.ratio <= LARGEST_SHARE and near.rise <= near.chunk_cost else 1
 
 
 if __name__ == "__main__":
