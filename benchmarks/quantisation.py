@@ -87,8 +87,12 @@ class Row:
 
 def logits_of(path: Path, texts: list[list[int]], step_len: int, **settings: Any) -> list[Tensor]:
     """[tokens - 1, V] of each text, as the engine computes them in steps of `step_len` tokens."""
-    limits: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 1024, "num_blocks": 256}
-    limits["max_num_batched_tokens"] = step_len
+    limits: dict[str, Any] = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": step_len,
+        "max_model_len": 1024,
+        "num_blocks": 256,
+    }
     core = build_engine(EngineConfig(path, prefix_caching=False, **limits, **settings)).core
     model: Any = core._runner._model  # type: ignore[attr-defined]
     compute, parts = model.logits, []

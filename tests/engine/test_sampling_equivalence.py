@@ -39,6 +39,8 @@ class Case:
 
 
 ODD = tuple(range(1, 256, 2))
+FEW = tuple(range(65, 73))  # so that tokens come again, which penalties are about
+PLAIN = ("greedy", "temperature")
 CASES = {
     "greedy": Case(SamplingParams(temperature=0.0)),
     "temperature": Case(SamplingParams(temperature=0.7, seed=1)),
@@ -46,10 +48,12 @@ CASES = {
     "top_p": Case(SamplingParams(top_p=0.6, seed=3)),
     "min_p": Case(SamplingParams(min_p=0.3, seed=4)),
     "all filters": Case(SamplingParams(temperature=1.5, top_k=60, top_p=0.9, min_p=0.05, seed=5)),
-    "presence_penalty": Case(SamplingParams(temperature=0.0, presence_penalty=1.5)),
-    "frequency_penalty": Case(SamplingParams(temperature=0.0, frequency_penalty=0.8)),
-    "repetition_penalty": Case(SamplingParams(temperature=0.0, repetition_penalty=1.7)),
-    "negative penalties": Case(SamplingParams(temperature=0.5, presence_penalty=-1.0, frequency_penalty=-0.5, seed=6)),
+    "presence_penalty": Case(SamplingParams(temperature=0.0, presence_penalty=1.5, allowed_token_ids=FEW)),
+    "frequency_penalty": Case(SamplingParams(temperature=0.0, frequency_penalty=0.8, allowed_token_ids=FEW)),
+    "repetition_penalty": Case(SamplingParams(temperature=0.0, repetition_penalty=1.7, allowed_token_ids=FEW)),
+    "negative penalties": Case(
+        SamplingParams(seed=6, presence_penalty=-1.0, frequency_penalty=-0.5, allowed_token_ids=FEW)
+    ),
     "logit_bias": Case(SamplingParams(seed=7, logit_bias={65: 3.0, 66: -100.0, 200: 2.0})),
     "allowed_token_ids": Case(SamplingParams(seed=8, allowed_token_ids=ODD)),
     "bad_words": Case(SamplingParams(temperature=0.0, allowed_token_ids=(65, 66, 67), bad_words=((65,), (66, 66)))),
@@ -115,7 +119,8 @@ def _filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
     shares = logits.double().softmax(dim=-1)
     order = [token for token in order if shares[token] >= sampling.min_p * shares[order[0]]]
     order = order[: sampling.top_k] if sampling.top_k else order
-    total, reached, kept = float(shares[order].sum()), 0.0, []
+    total, reached = float(shares[order].sum()), 0.0
+    kept: list[int] = []
     for token in order:
         if kept and sampling.top_p < 1 and reached >= sampling.top_p * total:
             break
@@ -124,6 +129,16 @@ def _filtered(logits: Tensor, sampling: SamplingParams) -> Tensor:
     result = torch.full_like(logits, -torch.inf)
     result[kept] = logits[kept]
     return result
+
+
+def _choice(raw: Tensor, case: Case, prompt: tuple[int, ...], output: list[int]) -> int:
+    """raw: [V]. The token that comes next."""
+    logits = _edited(raw, case, prompt, output)
+    if case.sampling.temperature > 0:
+        logits = _filtered(logits / case.sampling.temperature, case.sampling)
+        key = noise_key(case.sampling.seed, len(prompt) + len(output))
+        logits = logits + gumbel_noise([key], len(logits), torch.device("cpu"))[0]
+    return int(logits.argmax())
 
 
 @functools.cache
@@ -184,21 +199,28 @@ def _assert_all_as_defined(core: EngineCore, *names: str) -> None:
         assert [entry.logprob for entry in entries] == pytest.approx(logprobs, abs=1e-4), name
 
 
-def test_the_cases_differ_from_plain_ones() -> None:
-    """A parameter that changes nothing would be checked by nothing."""
-    plain = Case(SamplingParams(temperature=0.0))
-    for name, case in CASES.items():
-        if name in ("greedy", "temperature", "top_k", "top_p", "min_p", "all filters", "stop_token_ids"):
-            continue
-        raw = _naive().logits([*_prompt(name), *_expected(name)[0][:-1]])[len(_prompt(name)) - 1 :]
-        best = [
-            (int(row.argmax()), int(_edited(row, case, _prompt(name), list(_expected(name)[0][:i])).argmax()))
-            for i, row in enumerate(raw)
-        ]
-        assert any(one != other for one, other in best), name
-    assert plain.stop.ignore_eos
-    assert 6 < len(_expected("min_tokens")[0]) < NUM_TOKENS
+def _without(case: Case) -> Case:
+    """The same with the temperature alone, and, beside penalties, the tokens that are allowed."""
+    sampling = case.sampling
+    kept = sampling.allowed_token_ids if sampling.allowed_token_ids == FEW else ()
+    return Case(SamplingParams(sampling.temperature, seed=sampling.seed, allowed_token_ids=kept))
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - set(PLAIN)))
+def test_the_cases_differ_from_plain_ones(name: str) -> None:
+    """A parameter that changes no choice would be checked by nothing."""
+    case, prompt, output = CASES[name], _prompt(name), list(_expected(name)[0])
+    rows = _naive().logits([*prompt, *output[:-1]])[len(prompt) - 1 :]
+    choices = [
+        [_choice(row, each, prompt, output[:i]) for i, row in enumerate(rows)] for each in (case, _without(case))
+    ]
+    assert choices[0] != choices[1]
+
+
+def test_ends_are_where_the_cases_want_them() -> None:
+    assert 6 <= len(_expected("min_tokens")[0]) < NUM_TOKENS
     assert len(_expected("stop_token_ids")[0]) < NUM_TOKENS
+    assert len(_expected("ignore_eos")[0]) == NUM_TOKENS
     assert bytes(_expected("constraint")[0][:-1]).decode() in WORDS
 
 
