@@ -173,10 +173,13 @@ def _chat(num_tokens: int, *, stream: bool) -> bytes:
 class Bench:
     """The processes of one run, in one folder."""
 
-    def __init__(self, folder: Path, model: Path, size: Size, gateway_prefix: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, model: Path, size: Size, *, step_ms: float = 0.0, gateway_prefix: tuple[str, ...] = ()
+    ) -> None:
         self._folder = folder
         self._model = model
         self._size = size
+        self._step_ms = step_ms
         self._gateway_prefix = gateway_prefix
 
     def run(self, vllm: bool) -> list[Turn]:
@@ -218,6 +221,7 @@ class Bench:
     def _gateway(self) -> Iterator[Measured]:
         socket_path, port = self._folder / "engine.sock", _free_port()
         engine = ["-m", "benchmarks.gateway.instant_engine", "--socket", str(socket_path), "--model", str(self._model)]
+        engine += ["--step-ms", str(self._step_ms)]
         command = [*self._gateway_prefix, "-m", "services.cli", "gateway", "--head-target", f"unix:{socket_path}"]
         command += ["--port", str(port), "--grpc-port", "0", "--log-level", "warning"]
         log = self._folder / "gateway.log"
@@ -262,6 +266,7 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=4000, help="answers that are not streamed")
     parser.add_argument("--alone", type=int, default=300, help="requests one at a time")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--step-ms", type=float, default=0.0, help="an engine that pauses so long after every step")
     parser.add_argument("--vllm", action="store_true", help="also vLLM's API server, installed by benchmarks.versus")
     parser.add_argument("--profile", type=Path, help="write a cProfile of the gateway here")
     parser.add_argument("--json", type=Path)
@@ -269,7 +274,9 @@ def main() -> int:
     size = Size(arguments.streams, arguments.tokens, arguments.short, arguments.alone, arguments.turns)
     prefix = ("-m", "cProfile", "-o", str(arguments.profile)) if arguments.profile else ()
     with tempfile.TemporaryDirectory(prefix="front-") as folder:
-        turns = Bench(Path(folder), default_model(), size, prefix).run(arguments.vllm)
+        turns = Bench(Path(folder), default_model(), size, step_ms=arguments.step_ms, gateway_prefix=prefix).run(
+            arguments.vllm
+        )
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(turn) for turn in turns], indent=1))
     return 0

@@ -2,7 +2,8 @@
 
 A real gRPC server with what a gateway needs: the roster of one rank, its load, and EngineService. It runs no model: it
 spells the same text for ever, one token per request and step, as fast as the stream takes the steps. Requests for few
-tokens get them in one step, so that they measure what a request costs and not its tokens. Ends on SIGTERM.
+tokens get them in one step, so that they measure what a request costs and not its tokens. With `--step-ms` there is a
+pause after every step, as with an engine that computes. Ends on SIGTERM.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _FEW_TOKENS = 16
 class InstantEngine:
     """What every stream of a gateway is answered with. Event loop only."""
 
-    def __init__(self, target: str, archive: bytes) -> None:
+    def __init__(self, target: str, archive: bytes, step_s: float = 0.0) -> None:
         self.target = target
+        self.step_s = step_s
         self.archive = archive
         tokenizer = Tokenizer.from_archive(archive)
         self.token_ids = tokenizer.encode(TEXT)
@@ -149,6 +151,8 @@ class _EngineServicer(wire.EngineServiceServicer):
                     waiting.cancel()
                     continue
                 await context.write(wire.AttachResponse(outputs=stream.step()))
+                if self._engine.step_s:
+                    await asyncio.sleep(self._engine.step_s)
         finally:
             reader.cancel()
 
@@ -197,11 +201,11 @@ class _CoordinatorServicer(wire.CoordinatorServiceServicer):
             await asyncio.sleep(heartbeat_s)
 
 
-async def serve(socket: Path, gguf: Path) -> None:
+async def serve(socket: Path, gguf: Path, step_s: float) -> None:
     """Until SIGTERM."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    engine = InstantEngine(f"unix:{socket}", read_tokenizer_archive(gguf))
+    engine = InstantEngine(f"unix:{socket}", read_tokenizer_archive(gguf), step_s)
     server = grpc.aio.server()
     # What a gateway never calls is left to the generated classes, which answer UNIMPLEMENTED; their stubs are abstract.
     engine_servicer, rendezvous, coordinator = (
@@ -220,9 +224,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint whose tokenizer is used")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="pause after every step")
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(arguments.socket, arguments.model))
+        runner.run(serve(arguments.socket, arguments.model, arguments.step_ms / 1e3))
 
 
 if __name__ == "__main__":

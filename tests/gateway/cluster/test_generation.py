@@ -455,3 +455,27 @@ async def test_a_slow_reader_gets_merged_deltas() -> None:
                     cluster.engines[0].allow(None)
                     await eventually(lambda: cluster.backend.pool.num_handles == 0, "the last frame is here")
         assert texts == ["x", "x" * 399]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_woken"), [({"streamed": True}, True), ({"stop_strings": ("zz",)}, True), ({}, False)]
+)
+async def test_who_wants_the_whole_answer_is_not_woken_for_each_token(
+    options: dict[str, object], is_woken: bool
+) -> None:
+    """A stop string has to be seen at once all the same: the engine does not know of it."""
+    options = {"streamed": False, **options}
+    async with fake_cluster(EngineScript(token=says("a" * 60), interval_s=0.001)) as cluster:
+        events = [event async for event in cluster.stream(ask(**options))]  # type: ignore[arg-type]
+        deltas = [event for event in events if isinstance(event, ChoiceDelta)]
+        assert "".join(delta.text for delta in deltas) == "a" * 60
+        assert (len(deltas) > 10) is is_woken
+        await cluster.settled()
+
+
+async def test_tokens_that_waited_come_with_their_pieces() -> None:
+    async with fake_cluster(EngineScript(token=says("a\u00e9b"), tokens_per_step=8)) as cluster:
+        answer = await cluster.answer(ask())
+        (delta,) = answer.deltas
+        assert delta.text == "a\u00e9b"
+        assert delta.pieces == ("a", "", "\u00e9", "b")

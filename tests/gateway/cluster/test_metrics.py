@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from muster import v1 as wire
-from prometheus_client import values
+from prometheus_client import CollectorRegistry, Histogram, generate_latest, values
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.generation_request import GenerationUsage
 from gateway.metrics import GatewayMetrics
 from gateway.ports import RankProgress
 from gateway.ranks import RankLoad
+from gateway.token_gaps import TokenGaps
 from tests.support.clock import ManualClock
 from tests.support.fake_cluster import ask, fake_cluster
 from tests.support.fake_engine import EngineScript, says
@@ -162,3 +163,25 @@ def test_gateways_of_one_directory_show_the_same_sums(tmp_path: Path, monkeypatc
 def test_a_directory_that_came_too_late_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="PROMETHEUS_MULTIPROC_DIR"):
         GatewayMetrics(directory=tmp_path)
+
+
+def test_times_counted_in_bulk_are_those_observed_one_by_one() -> None:
+    bounds = (0.001, 0.01, 0.1)
+    registries = CollectorRegistry(), CollectorRegistry()
+    bulk, single = (Histogram("h", "x", ("rank",), buckets=bounds, registry=each).labels(1) for each in registries)
+    gaps = TokenGaps(bulk, bounds)
+    for number, gap_s in enumerate((0.0, 0.0005, 0.001, 0.002, 0.01, 0.05, 0.25, 7.0), 1):
+        gaps.add(gap_s, number)
+        for _ in range(number):
+            single.observe(gap_s)
+    gaps.flush()
+    gaps.flush()
+    told = [
+        {line.partition(" ")[0]: round(float(line.rpartition(" ")[2]), 9) for line in lines if "created" not in line}
+        for lines in (
+            [line for line in generate_latest(each).decode().splitlines() if not line.startswith("#")]
+            for each in registries
+        )
+    ]
+    assert told[0] == told[1]
+    assert len(told[0]) == len(bounds) + 3

@@ -42,6 +42,25 @@ def test_any_ids_in_any_pieces(ids: list[int], skip_special: bool, source: rando
     assert text == tokenizer.decode(ids, skip_special=skip_special)
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 270), max_size=40),
+    skip_special=st.booleans(),
+    kept=st.booleans(),
+    source=st.randoms(use_true_random=False),
+)
+def test_each_token_gets_the_text_it_gets_alone(
+    ids: list[int], skip_special: bool, kept: bool, source: random.Random
+) -> None:
+    tokenizer = tiny_tokenizer()
+    keep = frozenset(sorted(tokenizer.special_token_ids)[:1]) if kept else frozenset()
+    together = IncrementalDetokenizer(tokenizer, skip_special=skip_special, keep=keep)
+    alone = IncrementalDetokenizer(tokenizer, skip_special=skip_special, keep=keep)
+    for piece in cuts(ids, source):
+        assert together.push_each(piece) == [alone.push((token_id,)) for token_id in piece]
+    assert together.flush() == alone.flush()
+
+
 @pytest.mark.model
 def test_the_default_models_ids_in_random_pieces() -> None:
     tokenizer = default_tokenizer()
