@@ -76,6 +76,7 @@ class RpcServer:
         self._service_names: list[str] = []
         self._health = health.HealthServicer()
         self._watching: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def add(self, service_name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
         """Adds a servicer: its full name, the generated `wire.add_…Servicer_to_server`, and the object."""
@@ -143,18 +144,21 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""
         self._health.set_all_not_serving()
-        if self._watching is not None:
-            self._watching.cancel()
+        self._stopping = True
         await self._server.stop(grace_s)
+        if self._watching is not None:
+            await self._watching
 
     async def _watch_over(self) -> None:
         """A server that ended by itself would leave a process that looks well and that nobody can call."""
+        failure: Exception | None = None
         try:
             await self._server.wait_for_termination()
-            _log.critical("the gRPC server ended by itself; this process ends too, to be started anew")
-        except Exception:
-            _log.critical("the gRPC server failed; this process ends too, to be started anew", exc_info=True)
-        _end_process()
+        except Exception as error:
+            failure = error
+        if not self._stopping:
+            _log.critical("the gRPC server has failed; this process ends too, to be started anew", exc_info=failure)
+            _end_process()
 
 
 def _end_process() -> None:

@@ -128,4 +128,4 @@ async def test_a_process_whose_server_failed_ends(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("grpc.aio._server.Server.wait_for_termination", fail)
     async with serving(Deployment()):
         await asyncio.wait_for(ended.wait(), TIMEOUT_S)
-    assert "the gRPC server failed" in caplog.text
+    assert "the gRPC server has failed" in caplog.text
