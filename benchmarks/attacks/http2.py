@@ -44,7 +44,7 @@ def header_block(path: str, extra: Sequence[tuple[str, str]] = ()) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    data = text.encode()
+    data = text.encode(errors="surrogateescape")
     if len(data) < 127:
         return bytes((len(data),)) + data
     rest, length = len(data) - 127, b"\x7f"
@@ -83,6 +83,7 @@ def broken_connections(chance: random.Random, path: str) -> Iterator[bytes]:
         yield begin + rapid_resets(path, 500)
         yield begin + call(1, path, b"x", claimed_bytes=(1 << 32) - 1)
         yield begin + call(1, "no path at all", b"")
+        yield begin + call(1, path + "\udcff\udcfe", b"")  # no UTF-8
         yield begin + frame(HEADERS, END_HEADERS, 1, header_block(path, [("x", "y" * 8000)] * 4))
         yield begin + _mutated(call(1, path, chance.randbytes(100)), chance)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,8 @@ class RpcServer:
         self._security = security
         self._service_names: list[str] = []
         self._health = health.HealthServicer()
+        self._watching: asyncio.Task[None] | None = None
+        self._stopping = False
 
     def add(self, service_name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
         """Adds a servicer: its full name, the generated `wire.add_…Servicer_to_server`, and the object."""
@@ -127,6 +131,7 @@ class RpcServer:
         if self._security.reflection:
             reflection.add_to_server(names, self._server)
         await self._server.start()
+        self._watching = asyncio.create_task(self._watch_over(), name="grpc server")
 
     def set_serving(self, service_name: str, serving: bool) -> None:
         """Tells health checks and their watchers; "" stands for the whole process."""
@@ -139,7 +144,27 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""
         self._health.set_all_not_serving()
+        self._stopping = True
         await self._server.stop(grace_s)
+        if self._watching is not None:
+            await self._watching
+
+    async def _watch_over(self) -> None:
+        """A server that ended by itself would leave a process that looks well and that nobody can call."""
+        failure: Exception | None = None
+        try:
+            await self._server.wait_for_termination()
+        except Exception as error:
+            failure = error
+        if not self._stopping:
+            _log.critical("the gRPC server has failed; this process ends too, to be started anew", exc_info=failure)
+            _end_process()
+
+
+def _end_process() -> None:
+    """At once: no call can be finished, and those who wait for one are told by the broken connections."""
+    logging.shutdown()
+    os._exit(1)
 
 
 def _server_credentials(security: Security) -> grpc.ServerCredentials | None:

@@ -12,8 +12,17 @@ pytestmark = pytest.mark.cluster
 
 
 async def test_others_notice_nothing_of_an_abuse_and_nothing_is_left_of_it(tiny_model: Path) -> None:
-    plan = Plan(seconds=10.0, attack_s=10.0, rest_s=0.5, settle_s=0.5, num_tokens=8, attacks=(TOGETHER,), slower=None)
-    model = (str(tiny_model), "--dtype", "float32", "--max-model-len", "1024", "--num-blocks", "512")
+    plan = Plan(
+        seconds=8.0,
+        attack_s=8.0,
+        rest_s=0.5,
+        settle_s=0.5,
+        warm_up_s=3.0,
+        num_tokens=8,
+        attacks=(TOGETHER,),
+        slower=None,
+    )
+    model = (str(tiny_model), "--dtype", "float32", "--max-model-len", "1024")
     report = await run_abuse(plan, *model)
     print(report.text())
     assert not report.problems

@@ -12,6 +12,7 @@ from muster import v1 as wire
 
 from benchmarks.attacks import http2
 from services.rpc import open_files
+from services.rpc.channels import dial
 from tests.services.rpc.serving import SERVICE, Placeholder, serving
 
 PATH = f"/{SERVICE}/GetDeployment"
@@ -102,3 +103,29 @@ async def test_a_call_whose_message_never_comes_is_ended(monkeypatch: pytest.Mon
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert "got no message within 0.05 s" in str(caught.value.details())
+
+
+@pytest.mark.parametrize("path", ["/\udcff\udcfe", "no slash", "/", "", "/a/b/c/d", "/x" * 2000])
+async def test_a_path_that_makes_no_sense_ends_its_own_call_alone(path: str) -> None:
+    async with serving(Deployment()) as served, asyncio.timeout(TIMEOUT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(http2.PREFACE + http2.settings() + http2.call(1, path, b""))
+        await reader.read(1000)
+        writer.transport.abort()
+        # On a connection of its own, made after the other's call was taken.
+        async with dial(f"127.0.0.1:{served.port}") as channel:
+            answer = await wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest())
+        assert answer.product_version == "seen"
+
+
+async def test_a_process_whose_server_failed_ends(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    ended = asyncio.Event()
+    monkeypatch.setattr("services.rpc.server._end_process", ended.set)
+
+    async def fail(self: Any, timeout: float | None = None) -> bool:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    monkeypatch.setattr("grpc.aio._server.Server.wait_for_termination", fail)
+    async with serving(Deployment()):
+        await asyncio.wait_for(ended.wait(), TIMEOUT_S)
+    assert "the gRPC server has failed" in caplog.text
