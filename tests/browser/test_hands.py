@@ -80,7 +80,7 @@ def test_the_first_stop_skips_and_every_control_has_a_name(visiting: Visiting) -
     assert nameless == []
 
 
-@pytest.mark.parametrize("width", [320, 360])
+@pytest.mark.parametrize("width", [320])
 def test_a_phone_never_scrolls_sideways(server: BackgroundApi, visiting: Visiting, width: int) -> None:
     server.api.generator.script = saying(_WIDE)
     page = visiting(viewport={"width": width, "height": 740}, has_touch=True).page
