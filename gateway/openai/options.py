@@ -67,7 +67,6 @@ class RunBody(SamplingBody, StructuredBody, total=False):
     truncate_prompt_tokens: Annotated[int, Between(-1, _INT32), "Keeps so many of the prompt's tokens; -1: what fits."]
     truncation_side: Annotated[Literal["left", "right"], "Where tokens are cut off; left unless sent."]
     stream: Annotated[bool, "Server-sent events, one chunk each, [DONE] last."]
-    stream_options: StreamOptionsBody
     stream_interval: Annotated[int, Between(1, 1024), "At least so many tokens per chunk, but for the first and last."]
     routed_dp_rank: Annotated[int, Between(0, _INT32), "The global rank to run on; as x-data-parallel-rank."]
     priority: Annotated[int, Between(-_INT32, _INT32), "Smaller is sooner."]
