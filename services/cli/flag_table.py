@@ -68,6 +68,10 @@ MODEL_CACHE = Flag(
 
 DATA_PARALLEL_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks over all nodes.",
                           values.whole_number(1, 4096), 1, short="-dp", metavar="N")  # fmt: skip
+MAX_DATA_PARALLEL_SIZE = Flag(
+    "--max-data-parallel-size", PARALLEL, "Number of ranks up to which `muster scale`, or engines that join, may add "
+    "some at run time.", values.whole_number(1, 4096), metavar="N", shown_default="--data-parallel-size",
+)  # fmt: skip
 DATA_PARALLEL_SIZE_LOCAL = Flag(
     "--data-parallel-size-local", PARALLEL, "Ranks on this node; 0 on a head that only serves the API.",
     values.whole_number(0, 4096), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
@@ -276,7 +280,7 @@ GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends reque
 SERVE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
-    DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
     DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
@@ -293,8 +297,8 @@ OFFLINE = tuple(
     flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
 )
 HEAD = (
-    DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT, UNIX_PATH,
-    TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT,
+    UNIX_PATH, TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
@@ -342,7 +346,7 @@ TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
                      values.seconds, metavar="SECONDS", shown_default="as long as they take",
                      short_variable="MUSTER_DRAIN_TIMEOUT")  # fmt: skip
-RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank to be ready.", values.positive_seconds,
+RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a started rank to be ready.", values.positive_seconds,
                       metavar="SECONDS", shown_default="the head's")  # fmt: skip
 
 # Of commands that ask a deployment's head.
@@ -365,6 +369,7 @@ TOP = (*ASKING_HEAD, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (*ASKING_HEAD, DRAIN_TIMEOUT)
 UNDRAIN = ASKING_HEAD
 RESTART = (*ASKING_HEAD, DRAIN_TIMEOUT, RETURN_TIMEOUT)
+SCALE = (*ASKING_HEAD, DRAIN_TIMEOUT, RETURN_TIMEOUT)
 CERTS_DIRECTORY = Flag(
     "--directory", SECURITY, "Where the files are written; an authority that lies there is used again.", values.path,
     Path("certs"), short="-o", metavar="DIRECTORY", short_variable="MUSTER_CERTS_DIRECTORY",

@@ -53,6 +53,7 @@ EXIT_USAGE = 2  # a flag that cannot be honoured
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
 EXIT_HEAD_GONE = 4  # for longer than --head-timeout
 EXIT_RESTART = 75  # the head wants a new process of this rank
+EXIT_RETIRED = 76  # the head wants no other process of this rank
 
 # How long the parts of a stop may take once no request is live.
 _ABORT_TIMEOUT_S = 2.0
@@ -151,6 +152,10 @@ class EngineProcess:
         """The head asks for a new process of this rank."""
         self._end(EXIT_RESTART, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
 
+    def retire(self, reason: str, timeout_s: float | None) -> None:
+        """The deployment goes on without this rank."""
+        self._end(EXIT_RETIRED, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
+
     def _listen(self) -> tuple[str, ...]:
         options = self._options
         targets = []
@@ -238,7 +243,7 @@ class EngineProcess:
         self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
 
     async def _stop(self, ending: _Ending, membership: asyncio.Task[None], others: list[asyncio.Task[None]]) -> None:
-        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART} else _log.error
+        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART, EXIT_RETIRED} else _log.error
         log("stopping: %s", ending.reason)
         self._state.stopping(ending.reason)
         self._server.set_serving(ENGINE_SERVICE, False)

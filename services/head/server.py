@@ -46,6 +46,7 @@ class HeadOptions:
 
     deployment_id: str
     data_parallel_size: int
+    max_data_parallel_size: int | None = None  # to which engines may join at run time; None: as many as at the start
     configuration: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
@@ -61,6 +62,12 @@ class HeadOptions:
         """What is wrong with the values, naming the flag; None when nothing is."""
         if self.data_parallel_size < 1:
             return f"--data-parallel-size is {self.data_parallel_size}; at least 1 rank is needed"
+        most = self.max_data_parallel_size
+        if most is not None and most < self.data_parallel_size:
+            return (
+                f"--max-data-parallel-size {most} is less than --data-parallel-size {self.data_parallel_size}; raise it"
+                " or leave it out"
+            )
         if self.ready_timeout_s <= 0:
             return f"--ready-timeout is {self.ready_timeout_s:g} s; give the ranks time to load"
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
@@ -115,6 +122,7 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         product_version=__version__,
         configuration=options.configuration,
         advice=options.advice,
+        max_data_parallel_size=options.max_data_parallel_size or 0,
     )
     timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
     control = ControlPlane(
