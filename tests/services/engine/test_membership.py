@@ -165,7 +165,7 @@ async def test_commands_of_the_head_arrive() -> None:
     await server.start()
     member = Member(f"127.0.0.1:{port}")
     async with running(member):
-        await eventually(lambda: len(member.commands.seen) == 4, "commands arrive")
+        await eventually(lambda: len(member.commands.seen) == 5, "commands arrive")
     assert member.commands.seen == [
         ("drain", 3.0),
         "undrain",
