@@ -16,6 +16,7 @@ from gateway.middleware.access import Access
 from gateway.middleware.auth import ApiKeys
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.error_envelope import ErrorEnvelope
+from gateway.middleware.farewell import Farewell
 from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
 from gateway.ports import Cluster, Metrics, TextEmbedder, TextGenerator
@@ -38,15 +39,16 @@ def build_app(
     embedder: TextEmbedder | None = None,
     responses: ResponseArchive | None = None,
 ) -> Starlette:
-    """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
-    serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle())
+    """The ASGI application. Before stopping call `lifecycle.leave` and `drain`: readiness goes, then answers finish."""
+    lifecycle = lifecycle or Lifecycle()
+    serving = Serving(generator, cluster, metrics, settings, lifecycle)
     api = operations(serving)
     documentation = Documentation(api, settings)
     api += documentation.operations()
     api += further_operations(serving, embedder, responses or _local_archive(settings))
     app = Starlette(
         routes=[route for operation in api for route in operation.routes()],
-        middleware=_middleware(api, settings, metrics),
+        middleware=_middleware(api, settings, metrics, lifecycle),
         exception_handlers={HTTPException: _reraise},
     )
     app.router.redirect_slashes = False
@@ -58,7 +60,9 @@ def _local_archive(settings: AppSettings) -> ResponseArchive:
     return ResponseArchive(ResponseStore(settings.response_store_bytes, settings.response_ttl_s))
 
 
-def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:
+def _middleware(
+    api: Sequence[Operation], settings: AppSettings, metrics: Metrics, lifecycle: Lifecycle
+) -> list[Middleware]:
     """Outermost first. Errors become responses inside of everything that adds headers or counts."""
     cors = Middleware(
         CORSMiddleware,
@@ -68,6 +72,7 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
     )
     return [
         Middleware(RequestId),
+        Middleware(Farewell, lifecycle=lifecycle),
         Middleware(CleanPaths, root_path=settings.root_path),
         Middleware(Access, metrics=metrics),
         *([cors] if settings.cors_origins else []),

@@ -87,7 +87,7 @@ class Status:
         return Response(self._serving.metrics.render(), headers={"content-type": _METRICS_TYPE})
 
     def _status(self) -> State:
-        if self._serving.lifecycle.draining:
+        if self._serving.lifecycle.leaving or self._serving.lifecycle.draining:
             return "draining"
         if self._serving.cluster.ready:
             return "ready"

@@ -244,6 +244,10 @@ DOORS = (TLS_CERT, TLS_KEY, TLS_CA, TLS_CLIENT_AUTH, TLS_SERVER_NAME, CLUSTER_TO
 HEAD_TARGET = Flag("--head-target", CONNECTION, "gRPC target of the head.", values.text,
                    f"127.0.0.1:{DEFAULT_RPC_PORT}", metavar="TARGET")  # fmt: skip
 UNIX_PATH = Flag("--unix-path", CONNECTION, "Unix socket to listen on too.", values.path, metavar="PATH")
+HEALTH_PORT = Flag(
+    "--health-port", CONNECTION, "Port that answers health checks only, without TLS, for probes that cannot speak it.",
+    values.port, metavar="PORT", shown_default="health checks share --port",
+)  # fmt: skip
 BIND_HOST = Flag("--host", CONNECTION, "Address to listen on.", values.text, "127.0.0.1", metavar="ADDRESS")
 HEAD_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one.", values.port, DEFAULT_RPC_PORT)
 ENGINE_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one and registers it.", values.port, 0)
@@ -267,6 +271,10 @@ TARGETS_FILE = Flag("--targets-file", CONNECTION, "File that gets the targets li
 HTTP_FD = Flag("--http-fd", CONNECTION, "Listening sockets inherited from the launcher, instead of --host and --port.",
                values.whole_number(3), (), metavar="FD", several=True)  # fmt: skip
 REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launcher's other gateways.", None, False)
+DRAIN_DELAY = Flag(
+    "--drain-delay", OPERATION, "Time after SIGTERM in which new requests are still taken, while readiness is "
+    "false and balancers take note.", values.seconds, 0.0, metavar="SECONDS", unit="seconds",
+)  # fmt: skip
 WAIT_UNTIL_READY = Flag("--wait-until-ready", CONNECTION, "Take no connections before a rank serves.", None, False)
 GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
                     shown_default="host name and process id")  # fmt: skip
@@ -298,13 +306,14 @@ OFFLINE = tuple(
 )
 HEAD = (
     DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT,
-    UNIX_PATH, TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS,
+    LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
     RANK, EXPECTED_SIZE, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
-    HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
+    HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH, HEALTH_PORT,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,
     LOG_FORMAT,
@@ -313,7 +322,7 @@ GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH,
-    SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, DRAIN_DELAY, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
 CLIENT_KEY = Flag("--api-key", CONNECTION, "Key to send.", values.text, metavar="KEY", secret=True)

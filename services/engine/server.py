@@ -162,6 +162,8 @@ class EngineProcess:
         if options.unix_path is not None:
             targets.append(self._server.listen_unix(options.unix_path))
         port = self._server.listen_tcp(options.host, options.port, flags="--host/--port of muster engine")
+        if options.health_port is not None:
+            self._server.listen_health(options.host, options.health_port, flags="--host/--health-port")
         targets.append(tcp_target(options.advertise_host or options.host, port))
         _log.info("listening on %s", ", ".join(targets))
         return tuple(targets)

@@ -52,6 +52,7 @@ class HeadOptions:
     host: str = "127.0.0.1"
     port: int = 0
     unix_path: Path | None = None
+    health_port: int | None = None  # for probes that cannot speak TLS
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
@@ -151,6 +152,8 @@ def _listen(server: RpcServer, options: HeadOptions) -> list[str]:
     if options.unix_path is not None:
         targets.append(server.listen_unix(options.unix_path))
     port = server.listen_tcp(options.host, options.port, flags=_LISTEN_FLAGS)
+    if options.health_port is not None:
+        server.listen_health(options.host, options.health_port, flags="--host/--health-port")
     bare = options.host.removeprefix("[").removesuffix("]")
     targets.append(f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}")
     return targets

@@ -62,6 +62,7 @@ class RpcServer:
         self._reuse_port = reuse_port
         self._security = security
         self._service_names: list[str] = []
+        self._health_server: grpc.aio.Server | None = None
         self._health = health.HealthServicer()
 
     def add(self, service_name: str, register: Callable[[Any, grpc.aio.Server], None], servicer: object) -> None:
@@ -85,6 +86,13 @@ class RpcServer:
         `flags` names what chose host and port, for example "--host/--port"; it appears in AddressInUseError and
         ListenError.
         """
+        bound_port = self._listen(host, port, flags, self._bind)
+        warning = exposure_warning(host, self._security)
+        if warning is not None:
+            _log.warning("%s", warning)
+        return bound_port
+
+    def _listen(self, host: str, port: int, flags: str, bind: Callable[[str], int]) -> int:
         if not 0 <= port <= 65535:
             raise ListenError(f"port {port} does not exist; {flags} takes 0 to 65535")
         addresses = resolve(host, flags=flags)
@@ -97,13 +105,19 @@ class RpcServer:
             # Asked first, because gRPC does not say why it cannot bind.
             check_can_bind(address, port, host=host, flags=flags, reuse_port=self._reuse_port)
             try:
-                bound_port = self._bind(address.with_port(port))
+                bound_port = bind(address.with_port(port))
             except RuntimeError as error:
                 raise AddressInUseError(host, port, flags) from error  # somebody was faster
-        warning = exposure_warning(host, self._security)
-        if warning is not None:
-            _log.warning("%s", warning)
         return bound_port
+
+    def listen_health(self, host: str, port: int, *, flags: str) -> int:
+        """Answers health checks, and nothing else, on a port of their own without TLS: some probes cannot speak it.
+
+        See `listen_tcp`; what is said there is what everybody may know anyway.
+        """
+        self._health_server = grpc.aio.server(options=_options(reuse_port=False))
+        health.add_to_server(self._health, self._health_server)
+        return self._listen(host, port, flags, self._health_server.add_insecure_port)
 
     def _bind(self, address: str) -> int:
         if self._credentials is None:
@@ -117,6 +131,8 @@ class RpcServer:
         if self._security.reflection:
             reflection.add_to_server(names, self._server)
         await self._server.start()
+        if self._health_server is not None:
+            await self._health_server.start()
 
     def set_serving(self, service_name: str, serving: bool) -> None:
         """Tells health checks and their watchers; "" stands for the whole process."""
@@ -130,6 +146,8 @@ class RpcServer:
         """Says NOT_SERVING, refuses new calls, and gives running ones `grace_s` seconds before they are cancelled."""
         self._health.set_all_not_serving()
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
 
 
 def _server_credentials(security: Security) -> grpc.ServerCredentials | None:
