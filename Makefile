@@ -11,7 +11,7 @@ KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format protos landed bench clean
+.PHONY: help serve test nightly lint format protos landed bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ serve: $(VENV)/.serve ## Install what is needed, fetch the default model and ser
 test: $(VENV)/.dev ## Run all tests
 	@$(BIN)/muster fetch >/dev/null
 	$(BIN)/python -m pytest $(TESTS)
+
+nightly: $(VENV)/.dev ## Run the checks that are too long for every change
+	$(BIN)/python -m tests.waves.explore_more
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .
