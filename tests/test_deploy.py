@@ -44,7 +44,7 @@ def test_what_is_rendered_is_what_is_there() -> None:
         rendered = (RENDERED / f"{example}.yaml").read_text()
         assert done.stdout.strip() in rendered.partition("\n")[0], "run deploy/kubernetes/render"
         if shutil.which("kubectl") is not None:
-            command = ["kubectl", "kustomize", KUBERNETES / "examples" / example]
+            command = ["kubectl", "kustomize", str(KUBERNETES / "examples" / example)]
             again = subprocess.run(command, capture_output=True, text=True, check=True)
             assert rendered.partition("\n")[2] == again.stdout
 

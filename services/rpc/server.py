@@ -115,7 +115,7 @@ class RpcServer:
 
         See `listen_tcp`; what is said there is what everybody may know anyway.
         """
-        self._health_server = grpc.aio.server(options=_options(reuse_port=False))
+        self._health_server = grpc.aio.server(interceptors=[ErrorInterceptor(())], options=_options(reuse_port=False))
         health.add_to_server(self._health, self._health_server)
         return self._listen(host, port, flags, self._health_server.add_insecure_port)
 
