@@ -42,6 +42,7 @@ test: $(VENV)/.dev ## Run all tests
 
 nightly: $(VENV)/.dev ## Run the checks that are too long for every change
 	$(BIN)/python -m tests.waves.explore_more
+	MUSTER_TEST_NIGHTLY=1 $(BIN)/python -m pytest tests/cluster/test_kubernetes.py
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
 """A rehearsal of deploy/kubernetes: its commands in network namespaces, with mutual TLS and tokens, under load.
 
-Engines and gateways are rolled over, the head is replaced, ranks are added and taken away. No request may fail.
+Engines and gateways are rolled over, the head is replaced, ranks are added and taken away. No request may fail. For every
+change one of two gateways is replaced, and the number of pods stays; `make nightly` does the rest.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from tests.support.nodes import Node, Nodes
 pytestmark = pytest.mark.cluster
 
 NUM_CLIENTS = 6
+NIGHTLY = os.environ.get("MUSTER_TEST_NIGHTLY") == "1"
 NUM_TOKENS = 60
 TINY = ("--dtype=float32", "--max-model-len=1024", "--num-blocks=512", "--num-threads=1")
 
@@ -167,7 +170,7 @@ def test_engines_are_rolled_over(rehearsal: Rehearsal) -> None:
 def test_gateways_are_rolled_over(rehearsal: Rehearsal) -> None:
     """A Deployment's update with maxSurge 1: a new pod is ready before an old one goes, and endpoints follow late."""
     spare = "gateway2"
-    for number, node in enumerate(("gateway0", "gateway1")):
+    for number, node in enumerate(("gateway0", "gateway1") if NIGHTLY else ("gateway0",)):
         new = rehearsal.gateway(spare).wait_until_ready()
         assert rehearsal.gateways[number].terminate() == 0, rehearsal.gateways[number].log
         rehearsal.gateways[number], spare = new, node
@@ -184,6 +187,7 @@ def test_the_head_is_replaced(rehearsal: Rehearsal) -> None:
     assert rehearsal.clients.problems == []
 
 
+@pytest.mark.skipif(not NIGHTLY, reason="for make nightly; tests/cluster/test_scaling.py has ranks that come and go")
 def test_the_roster_follows_the_number_of_pods(rehearsal: Rehearsal) -> None:
     third = rehearsal.pod("StatefulSet", "muster-engine", "engine2", index=2).wait_until_ready()
     rehearsal.wait_for_ranks({0: "ready", 1: "ready", 2: "ready"})
