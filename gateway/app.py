@@ -13,6 +13,7 @@ from gateway.middleware.access import Access
 from gateway.middleware.auth import ApiKeys
 from gateway.middleware.body_limit import BodyLimit
 from gateway.middleware.error_envelope import ErrorEnvelope
+from gateway.middleware.farewell import Farewell
 from gateway.middleware.paths import CleanPaths
 from gateway.middleware.request_id import RequestId
 from gateway.ports import Cluster, Deployment, Metrics, TextEmbedder, TextGenerator
@@ -36,8 +37,9 @@ def build_app(
     responses: ResponseArchive | None = None,
     deployment: Deployment | None = None,
 ) -> Router:
-    """The ASGI application. Call `lifecycle.drain` before stopping: readiness goes first, running answers finish."""
-    serving = Serving(generator, cluster, metrics, settings, lifecycle or Lifecycle(), deployment)
+    """The ASGI application. Before stopping call `lifecycle.leave` and `drain`: readiness goes, then answers finish."""
+    lifecycle = lifecycle or Lifecycle()
+    serving = Serving(generator, cluster, metrics, settings, lifecycle, deployment)
     api = operations(serving, embedder, responses)
     api += Documentation(api, settings).operations()
     if settings.page:
@@ -45,12 +47,14 @@ def build_app(
     # The router alone: an application's own layers cost a coroutine each per token, and ErrorEnvelope does their work.
     return Router(
         routes=routes_of(api),
-        middleware=_middleware(api, settings, metrics),
+        middleware=_middleware(api, settings, metrics, lifecycle),
         redirect_slashes=False,
     )
 
 
-def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metrics) -> list[Middleware]:
+def _middleware(
+    api: Sequence[Operation], settings: AppSettings, metrics: Metrics, lifecycle: Lifecycle
+) -> list[Middleware]:
     """Outermost first. Errors become responses inside of everything that adds headers or counts."""
     open_paths = {each.path for each in api if each.is_open}
     open_below = FILES_PATH if settings.page else None
@@ -64,6 +68,7 @@ def _middleware(api: Sequence[Operation], settings: AppSettings, metrics: Metric
     )
     return [
         Middleware(RequestId),
+        Middleware(Farewell, lifecycle=lifecycle),
         Middleware(CleanPaths, root_path=settings.root_path),
         Middleware(Access, metrics=metrics),
         *([cors] if settings.cors_origins else []),

@@ -113,7 +113,10 @@ class Backend:
 
     async def _observe_links(self) -> None:
         """Gauges that other gateways show have to be set when they change, not when somebody scrapes this one."""
+        known: set[int] = set()
         while True:
-            for number in self.cluster.ranks():
+            known.update(self.cluster.ranks())
+            for number in known:
                 self.metrics.rank_attached(number, self.pool.link(number) is not None)
+            known.intersection_update(self.cluster.ranks())
             await self._changed.wait()

@@ -54,7 +54,7 @@ class RosterBook:
 def _unknown(told: Rank | None, known: Rank) -> bool:
     """The new head has yet to hear from the process we know."""
     if told is None:
-        return False  # the deployment shrank
+        return True  # a new head knows of ranks that joined at run time once they have registered anew
     if told.state is RankState.MISSING:
         return True
     return told.state is RankState.JOINING and told.incarnation == known.incarnation

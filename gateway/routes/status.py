@@ -92,7 +92,7 @@ class Status:
 
 def serving_state(serving: Serving) -> State:
     """Whether requests can be served now."""
-    if serving.lifecycle.draining:
+    if serving.lifecycle.leaving or serving.lifecycle.draining:
         return "draining"
     if serving.cluster.ready:
         return "ready"

@@ -68,6 +68,10 @@ MODEL_CACHE = Flag(
 
 DATA_PARALLEL_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks over all nodes.",
                           values.whole_number(1, 4096), 1, short="-dp", metavar="N")  # fmt: skip
+MAX_DATA_PARALLEL_SIZE = Flag(
+    "--max-data-parallel-size", PARALLEL, "Number of ranks up to which `muster scale`, or engines that join, may add "
+    "some at run time.", values.whole_number(1, 4096), metavar="N", shown_default="--data-parallel-size",
+)  # fmt: skip
 DATA_PARALLEL_SIZE_LOCAL = Flag(
     "--data-parallel-size-local", PARALLEL, "Ranks on this node; 0 on a head that only serves the API.",
     values.whole_number(0, 4096), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
@@ -285,6 +289,10 @@ DOORS = (TLS_CERT, TLS_KEY, TLS_CA, TLS_CLIENT_AUTH, TLS_SERVER_NAME, CLUSTER_TO
 HEAD_TARGET = Flag("--head-target", CONNECTION, "gRPC target of the head.", values.text,
                    f"127.0.0.1:{DEFAULT_RPC_PORT}", metavar="TARGET")  # fmt: skip
 UNIX_PATH = Flag("--unix-path", CONNECTION, "Unix socket to listen on too.", values.path, metavar="PATH")
+HEALTH_PORT = Flag(
+    "--health-port", CONNECTION, "Port that answers health checks only, without TLS, for probes that cannot speak it.",
+    values.port, metavar="PORT", shown_default="health checks share --port",
+)  # fmt: skip
 BIND_HOST = Flag("--host", CONNECTION, "Address to listen on.", values.text, "127.0.0.1", metavar="ADDRESS")
 HEAD_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one.", values.port, DEFAULT_RPC_PORT)
 ENGINE_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one and registers it.", values.port, 0)
@@ -308,6 +316,10 @@ TARGETS_FILE = Flag("--targets-file", CONNECTION, "File that gets the targets li
 HTTP_FD = Flag("--http-fd", CONNECTION, "Listening sockets inherited from the launcher, instead of --host and --port.",
                values.whole_number(3), (), metavar="FD", several=True)  # fmt: skip
 REUSE_PORT = Flag("--reuse-port", CONNECTION, "Share --grpc-port with the launcher's other gateways.", None, False)
+DRAIN_DELAY = Flag(
+    "--drain-delay", OPERATION, "Time after SIGTERM in which new requests are still taken, while readiness is "
+    "false and balancers take note.", values.seconds, 0.0, metavar="SECONDS", unit="seconds",
+)  # fmt: skip
 WAIT_UNTIL_READY = Flag("--wait-until-ready", CONNECTION, "Take no connections before a rank serves.", None, False)
 GATEWAY_NAME = Flag("--name", CONNECTION, "Name of this gateway in the roster.", values.text, metavar="NAME",
                     shown_default="host name and process id")  # fmt: skip
@@ -321,9 +333,9 @@ GATEWAY_RANKS = Flag("--ranks", PARALLEL, "Global ranks this gateway sends reque
 SERVE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
-    DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK, DATA_PARALLEL_RANK,
-    DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS, ENABLE_EXPERT_PARALLEL,
-    DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK,
+    DATA_PARALLEL_RANK, DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
+    ENABLE_EXPERT_PARALLEL, DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, *FRONT,
@@ -338,14 +350,15 @@ OFFLINE = tuple(
     flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
 )
 HEAD = (
-    DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT, UNIX_PATH,
-    TARGETS_FILE, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT,
+    UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS,
+    LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
     RANK, EXPECTED_SIZE, ENABLE_EXPERT_PARALLEL, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
-    HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH,
+    HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH, HEALTH_PORT,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,
     LOG_FORMAT,
@@ -354,7 +367,7 @@ GATEWAY = (
     HEAD_TARGET, GATEWAY_NAME, GATEWAY_RANKS, HTTP_FD, REUSE_PORT, METRICS_DIR, WAIT_UNTIL_READY, HOST, PORT, GRPC_PORT,
     API_KEY, REQUEST_TIMEOUT, OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE,
     PING_INTERVAL, SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, UNIX_PATH, *FRONT,
-    SHUTDOWN_TIMEOUT, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
+    SHUTDOWN_TIMEOUT, DRAIN_DELAY, MAX_RANK_LOSSES, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 URL = Flag("--url", CONNECTION, "Where the server is.", values.text, "http://127.0.0.1:8000", metavar="URL")
 CLIENT_KEY = Flag("--api-key", CONNECTION, "Key to send.", values.text, metavar="KEY", secret=True)
@@ -387,7 +400,7 @@ TOP_INTERVAL = Flag("--interval", CONNECTION, "Time between two looks.", values.
 DRAIN_TIMEOUT = Flag("--timeout", OPERATION, "Time for running requests to finish; then they are aborted.",
                      values.seconds, metavar="SECONDS", shown_default="as long as they take",
                      short_variable="MUSTER_DRAIN_TIMEOUT")  # fmt: skip
-RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a restarted rank to be ready.", values.positive_seconds,
+RETURN_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time for a started rank to be ready.", values.positive_seconds,
                       metavar="SECONDS", shown_default="the head's")  # fmt: skip
 
 # Of commands that ask a deployment's head.
@@ -410,6 +423,7 @@ TOP = (*ASKING_HEAD, TOP_INTERVAL, STATUS_TIMEOUT)
 DRAIN = (*ASKING_HEAD, DRAIN_TIMEOUT)
 UNDRAIN = ASKING_HEAD
 RESTART = (*ASKING_HEAD, DRAIN_TIMEOUT, RETURN_TIMEOUT)
+SCALE = (*ASKING_HEAD, DRAIN_TIMEOUT, RETURN_TIMEOUT)
 CERTS_DIRECTORY = Flag(
     "--directory", SECURITY, "Where the files are written; an authority that lies there is used again.", values.path,
     Path("certs"), short="-o", metavar="DIRECTORY", short_variable="MUSTER_CERTS_DIRECTORY",

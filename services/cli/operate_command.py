@@ -1,4 +1,4 @@
-"""`muster drain`, `undrain`, `restart`, `reset-prefix-cache`, `log-level`: the head's AdminService, a line per rank."""
+"""`muster drain`, `undrain`, `restart`, `scale` and the like: the head's AdminService, a line per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import Flag, FlagValueError, read_flags
-from services.cli.flag_values import rank_list
+from services.cli.flag_values import rank_list, whole_number
 from services.cli.head_target import head_target_of
 from services.cli.security_flags import dialer_of
 from services.rpc.channels import Dialer
@@ -75,6 +75,25 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
                 return
 
     return _operate("restart", values, restart)
+
+
+def run_scale(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Returns 1 when a rank did not come or go."""
+    values = _values(flag_table.SCALE, namespace, environment)
+    try:
+        size = whole_number(1)(namespace.size)
+    except ValueError as error:
+        raise FlagValueError(f"N: {namespace.size!r} {error}") from None
+    timeout, ready_timeout = _duration(values["timeout"]), _duration(values["ready_timeout"])
+
+    def scale(stub: _Stub) -> Iterator[_Results]:
+        request = wire.ScaleRequest(data_parallel_size=size, timeout=timeout, ready_timeout=ready_timeout)
+        response = stub.Scale(request)
+        yield response.results
+        ranks = response.data_parallel_size
+        print(f"{ranks} rank{'s' if ranks != 1 else ''} now")
+
+    return _operate("scale", values, scale)
 
 
 def run_reset_prefix_cache(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:

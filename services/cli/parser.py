@@ -85,6 +85,9 @@ def _add_clients(commands: Any) -> None:
             function=f"run_{name.replace('-', '_')}",
         )
         operation.add_argument("ranks", metavar="RANKS", help=_RANKS_HELP)
+    scale = _add(commands, "scale", "operate_command", flag_table.SCALE, "N [flags]",
+                 "Add or take away ranks of a running deployment; no request fails.", function="run_scale")  # fmt: skip
+    scale.add_argument("size", metavar="N", help="number of ranks there shall be")
     level = _add(commands, "log-level", "operate_command", flag_table.ASKING_HEAD, "LEVEL [RANKS] [flags]",
                  "Change what the head and the engines of ranks log.", function="run_log_level")  # fmt: skip
     level.add_argument("level", metavar="LEVEL", help="debug, info, warning or error")

@@ -44,7 +44,7 @@ def status_lines(deployment: wire.GetDeploymentResponse, *, now: float) -> list[
     ready = sum(entry.state == wire.RANK_STATE_READY for entry in roster.ranks)
     up = duration(now - deployment.started_at.seconds)
     lines = [
-        f"deployment {roster.deployment_id}: {ready} of {roster.data_parallel_size} ranks ready, "
+        f"deployment {roster.deployment_id}: {ready} of {roster.data_parallel_size} ranks ready{_room(roster)}, "
         f"head up {up}, version {deployment.product_version}",
         *_model_lines(roster),
         "",
@@ -59,6 +59,11 @@ def status_lines(deployment: wire.GetDeploymentResponse, *, now: float) -> list[
     if deployment.HasField("ready_deadline"):
         lines += ["", f"{deployment.ready_deadline.seconds} s left for the missing ranks"]
     return lines
+
+
+def _room(roster: wire.Roster) -> str:
+    most = roster.max_data_parallel_size
+    return f" (up to {most})" if most > roster.data_parallel_size else ""
 
 
 def _scope(gateway: wire.GatewayEntry) -> str:

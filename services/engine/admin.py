@@ -47,6 +47,9 @@ class AdminServicer(wire.AdminServiceServicer):
     async def Restart(self, request: wire.RestartRequest, context: _Context) -> wire.RestartResponse:
         _not_served("Restart", "ask the head, which waits for the rank's return")
 
+    async def Scale(self, request: wire.ScaleRequest, context: _Context) -> wire.ScaleResponse:
+        _not_served("Scale", "ask the head, which knows the other ranks")
+
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: _Context
     ) -> wire.ResetPrefixCacheResponse:

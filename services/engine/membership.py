@@ -60,6 +60,7 @@ class Commands(Protocol):
     def undrain(self) -> None: ...
     def stop(self, reason: str, timeout_s: float | None) -> None: ...
     def restart(self, reason: str, timeout_s: float | None) -> None: ...
+    def retire(self, reason: str, timeout_s: float | None) -> None: ...
 
 
 class Membership:
@@ -183,6 +184,8 @@ class Membership:
             self._commands.undrain()
         elif kind == "stop":
             end = self._commands.restart if response.stop.restart else self._commands.stop
+            if response.stop.retire:
+                end = self._commands.retire
             end(response.stop.reason or "asked by the head", _seconds(response.stop))
         else:
             _log.warning("the head sent %s, which this engine does not know; ignored", kind)

@@ -23,6 +23,7 @@ class EngineOptions:
     port: int = 0
     advertise_host: str | None = None  # what others dial; None: host, or the host's name when host is a wildcard
     unix_path: Path | None = None
+    health_port: int | None = None  # for probes that cannot speak TLS
     served_model_names: tuple[str, ...] = ()
     local: bool = False  # started by the head's own launcher
     headless: bool = False

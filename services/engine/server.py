@@ -54,6 +54,7 @@ EXIT_USAGE = 2  # a flag that cannot be honoured
 EXIT_REJECTED = 3  # by the head; starting again would only repeat it
 EXIT_HEAD_GONE = 4  # for longer than --head-timeout
 EXIT_RESTART = 75  # the head wants a new process of this rank
+EXIT_RETIRED = 76  # the head wants no other process of this rank
 
 # How long the parts of a stop may take once no request is live.
 _ABORT_TIMEOUT_S = 2.0
@@ -155,12 +156,18 @@ class EngineProcess:
         """The head asks for a new process of this rank."""
         self._end(EXIT_RESTART, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
 
+    def retire(self, reason: str, timeout_s: float | None) -> None:
+        """The deployment goes on without this rank."""
+        self._end(EXIT_RETIRED, reason, self._options.shutdown_timeout_s if timeout_s is None else timeout_s)
+
     def _listen(self) -> tuple[str, ...]:
         options = self._options
         targets = []
         if options.unix_path is not None:
             targets.append(self._server.listen_unix(options.unix_path))
         port = self._server.listen_tcp(options.host, options.port, flags="--host/--port of muster engine")
+        if options.health_port is not None:
+            self._server.listen_health(options.host, options.health_port, flags="--host/--health-port")
         targets.append(tcp_target(options.advertise_host or options.host, port))
         _log.info("listening on %s", ", ".join(targets))
         return tuple(targets)
@@ -255,7 +262,7 @@ class EngineProcess:
         self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
 
     async def _stop(self, ending: _Ending, membership: asyncio.Task[None]) -> None:
-        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART} else _log.error
+        log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART, EXIT_RETIRED} else _log.error
         log("stopping: %s", ending.reason)
         self._state.stopping(ending.reason)
         self._server.set_serving(ENGINE_SERVICE, False)

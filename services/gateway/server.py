@@ -87,6 +87,7 @@ class GatewayOptions:
     response_store_bytes: int = 64 << 20
     response_ttl_s: float = 86_400.0
     shutdown_timeout_s: float = 30.0
+    drain_delay_s: float = 0.0  # after the signal, in which requests are still taken although readiness is false
     metrics_dir: Path | None = None  # shared with the gateways whose metrics are added up with this one's
     max_rank_losses: int = 2  # under one request, before it counts as their cause
     security: Security = OPEN
@@ -258,7 +259,12 @@ class _Gateway:
             await asyncio.sleep(_READINESS_POLL_S)
 
     async def _stop(self) -> None:
-        timeout_s = self._options.shutdown_timeout_s
+        timeout_s, delay_s = self._options.shutdown_timeout_s, self._options.drain_delay_s
+        self._lifecycle.leave()
+        self._rpc.set_all_not_serving()
+        if delay_s:
+            _log.info("leaving: not ready any more; requests are taken for %g s, until balancers have noticed", delay_s)
+            await asyncio.sleep(delay_s)
         _log.info("stopping: %d requests may finish within %g s", self._backend.generator.num_open, timeout_s)
         self._lifecycle.drain(timeout_s)
         started = time.monotonic()

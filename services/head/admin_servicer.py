@@ -14,6 +14,7 @@ from muster import v1 as wire
 from services.head.control_plane import ControlPlane
 from services.head.operations import RankOperations
 from services.head.rank_calls import RankCalls
+from services.head.scaling import Scaling
 from services.rpc.channels import dial
 from services.rpc.errors import RpcError, invalid_field
 from services.rpc.identity import host_id
@@ -32,6 +33,7 @@ class AdminServicer(wire.AdminServiceServicer):
         self._control = control
         self._calls = RankCalls(control, dial, own_host_id or host_id())
         self._operations = RankOperations(control)
+        self._scaling = Scaling(control, self._operations)
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
         ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
@@ -50,6 +52,13 @@ class AdminServicer(wire.AdminServiceServicer):
             ready_timeout_s = self._control.timing.ready_timeout_s
         results = await self._operations.restart_all(ranks, timeout_s, ready_timeout_s)
         return wire.RestartResponse(results=results)
+
+    async def Scale(self, request: wire.ScaleRequest, context: Any) -> wire.ScaleResponse:
+        ready_timeout_s = _seconds(request, "ready_timeout")
+        if ready_timeout_s is None:
+            ready_timeout_s = self._control.timing.ready_timeout_s
+        results = await self._scaling.scale(request.data_parallel_size, _seconds(request, "timeout"), ready_timeout_s)
+        return wire.ScaleResponse(results=results, data_parallel_size=len(self._control.roster.ranks))
 
     async def ResetPrefixCache(
         self, request: wire.ResetPrefixCacheRequest, context: Any
@@ -102,7 +111,7 @@ class AdminServicer(wire.AdminServiceServicer):
 
     def _selected(self, selector: wire.RankSelector) -> list[int]:
         """In order, each once; none means all."""
-        size = self._control.rules.data_parallel_size
+        size = len(self._control.roster.ranks)
         for rank in selector.ranks:
             if rank >= size:
                 description = f"{rank} does not exist; the deployment has ranks 0 to {size - 1}"
@@ -111,7 +120,7 @@ class AdminServicer(wire.AdminServiceServicer):
 
 
 def _seconds(
-    request: wire.DrainRequest | wire.RestartRequest, field: Literal["timeout", "ready_timeout"]
+    request: wire.DrainRequest | wire.RestartRequest | wire.ScaleRequest, field: Literal["timeout", "ready_timeout"]
 ) -> float | None:
     if not request.HasField(field):  # type: ignore[arg-type]  # Drain has the first only
         return None

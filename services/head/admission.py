@@ -57,6 +57,11 @@ class Rules:
     product_version: str
     configuration: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)  # settings that should be equal too
+    max_data_parallel_size: int = 0  # to which engines may join beyond data_parallel_size; less: none may
+
+    @property
+    def most_ranks(self) -> int:
+        return max(self.data_parallel_size, self.max_data_parallel_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +209,12 @@ def _size_mismatches(hello: Introduction, rules: Rules) -> list[Mismatch]:
 
 
 def _range_mismatches(hello: Introduction, rules: Rules) -> list[Mismatch]:
-    if hello.rank is None or hello.rank < rules.data_parallel_size:
+    if hello.rank is None or hello.rank < rules.most_ranks:
         return []
-    ranks = "only rank 0" if rules.data_parallel_size == 1 else f"ranks 0 to {rules.data_parallel_size - 1}"
+    ranks = "only rank 0" if rules.most_ranks == 1 else f"ranks 0 to {rules.most_ranks - 1}"
     fix = "check --data-parallel-start-rank and --data-parallel-size-local of the engine's node"
+    if rules.most_ranks > rules.data_parallel_size:
+        fix += ", or raise the head's --max-data-parallel-size"
     return [Mismatch("rank", ranks, f"rank {hello.rank}", fix)]
 
 

@@ -173,6 +173,19 @@ class ControlPlane:
         if (outbox := self._streams.get(lease)) is not None:
             outbox.put(frame)
 
+    # Size
+
+    def resize(self, size: int) -> None:
+        """From now on so many ranks are to run."""
+        _log.info("%d ranks are to run, after %d", size, self._roster.wanted_size)
+        self._roster.resize(size, now_s=self.now_s)
+        self._publish()
+
+    def forget(self, rank: int, reason: str) -> None:
+        """A lost rank is not expected back."""
+        self._roster.forget(rank, reason, now_s=self.now_s)
+        self._publish()
+
     # Load, gateways
 
     def report_load(self, stream: int, report: wire.ReportLoadRequest) -> bool:
@@ -227,7 +240,8 @@ class ControlPlane:
             _log.warning("the head stood still for %.1f s", now_s - self._ticked_s)
             self._roster.excuse_silence(now_s)
         self._ticked_s = now_s
-        poll = self._startup.poll(self._roster.ranks, tuple(self._rejections), now_s)
+        first_ranks = self._roster.ranks[: self.rules.data_parallel_size]
+        poll = self._startup.poll(first_ranks, tuple(self._rejections), now_s)
         if poll.outcome is Outcome.EXPIRED:
             _log.error("%s", poll.line)
             self._end_all_streams(
@@ -309,7 +323,9 @@ class ControlPlane:
             head_incarnation=self.incarnation,
             epoch=self.epoch,
             deployment_id=self.rules.deployment_id,
-            data_parallel_size=self.rules.data_parallel_size,
+            data_parallel_size=len(roster.ranks),
+            max_data_parallel_size=self.rules.most_ranks,
+            wanted_size=roster.wanted_size,
             ranks=[self._rank_entry(record) for record in roster.ranks],
             gateways=roster.gateways,
         )

@@ -38,8 +38,8 @@ class CoordinatorServicer(wire.CoordinatorServiceServicer):
     ) -> wire.ReportLoadResponse:
         stream = self._control.loads.open_stream()
         num_accepted = 0
-        size = self._control.rules.data_parallel_size
         async for report in request_iterator:
+            size = len(self._control.roster.ranks)
             if report.rank >= size:
                 raise invalid_field("rank", f"{report.rank} does not exist; the deployment has ranks 0 to {size - 1}")
             if not report.HasField("stats"):

@@ -53,7 +53,7 @@ class RankOperations:
             return now.drained or taken_back
 
         limit_s = None if timeout_s is None else timeout_s + _OBEY_S
-        after = await self._until(rank, ended, limit_s)
+        after = await self.until(rank, ended, limit_s)
         if after is None:
             return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, f"not idle {limit_s:g} s after the command")
         if after.lease != lease or after.state not in _SERVES:
@@ -71,7 +71,7 @@ class RankOperations:
             return _not_serving(record, "undrain")
         _log.info("rank %d is told to take requests again", rank)
         self._control.command(record.lease, wire.RegisterResponse(undrain=wire.UndrainCommand()))
-        after = await self._until(rank, lambda now: now.state is not RankState.DRAINING, _OBEY_S)
+        after = await self.until(rank, lambda now: now.state is not RankState.DRAINING, _OBEY_S)
         if after is None:
             return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, f"still draining {_OBEY_S:g} s after the command")
         if after.state is not RankState.READY:
@@ -95,7 +95,7 @@ class RankOperations:
             new = now.engine
             return now.state is RankState.READY and new is not None and new.incarnation != old.incarnation
 
-        after = await self._until(rank, is_back, ready_timeout_s)
+        after = await self.until(rank, is_back, ready_timeout_s)
         if after is None:
             now = self._record(rank)
             message = f"no new process was ready within {ready_timeout_s:g} s; {now.state.value}: {now.reason}"
@@ -103,6 +103,20 @@ class RankOperations:
         assert after.engine is not None
         message = f"restarted: pid {after.engine.pid} on {after.engine.host} in place of {old.pid}"
         return wire.RankResult(rank=rank, message=message)
+
+    async def retire(self, rank: int, timeout_s: float | None) -> wire.RankResult:
+        """Drains the rank and ends its process for good; done when its engine has left."""
+        if (record := self._record(rank)).lease is not None and record.state in _SERVES:
+            drained = await self.drain(rank, timeout_s)
+            if drained.code and drained.code != grpc.StatusCode.ABORTED.value[0]:
+                return drained
+        if (lease := self._record(rank).lease) is not None:
+            stop = wire.StopCommand(reason="retired", timeout=convert.duration(0.0), retire=True)
+            self._control.command(lease, wire.RegisterResponse(stop=stop))
+            if await self.until(rank, lambda now: now.lease != lease, _OBEY_S) is None:
+                message = f"it has not left {_OBEY_S:g} s after the command"
+                return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, message)
+        return wire.RankResult(rank=rank, message="left")
 
     async def restart_all(
         self, ranks: list[int], timeout_s: float | None, ready_timeout_s: float
@@ -118,9 +132,10 @@ class RankOperations:
         return results
 
     def _record(self, rank: int) -> RankRecord:
-        return self._control.roster.ranks[rank]
+        ranks = self._control.roster.ranks
+        return ranks[rank] if rank < len(ranks) else RankRecord(rank, 0.0, reason="the deployment has shrunk")
 
-    async def _until(self, rank: int, holds: _Holds, limit_s: float | None) -> RankRecord | None:
+    async def until(self, rank: int, holds: _Holds, limit_s: float | None) -> RankRecord | None:
         """The first record from now on for which `holds`; None after `limit_s` seconds."""
         watch = self._control.roster_watch
         try:

@@ -43,7 +43,7 @@ class RankCalls:
         return await asyncio.gather(*(self._one(rank, call) for rank in ranks))
 
     async def _one(self, rank: int, call: Call) -> wire.RankResult:
-        record = self._control.roster.ranks[rank]
+        record = self._control.roster.ranks[rank]  # at once: a rank may leave later
         target = self._target(record)
         if target is None:
             message = f"there is no engine to ask: {record.state.value}: {record.reason}"

@@ -118,6 +118,7 @@ class Roster:
             raise ValueError(f"data_parallel_size must be at least 1, not {rules.data_parallel_size}")
         self.rules = rules
         self.sequence = 1
+        self.wanted_size = rules.data_parallel_size  # see resize
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._ranks = [RankRecord(rank, now_s) for rank in range(rules.data_parallel_size)]
         self._gateways: dict[int, wire.GatewayEntry] = {}
@@ -147,7 +148,9 @@ class Roster:
     def join(self, hello: Introduction, *, ready_deadline_s: float, now_s: float) -> Joined:
         """Hello: grants a lease on the rank, or raises Rejection."""
         protocol = check_introduction(hello, self.rules)
-        record = self._ranks[self._choose_rank(hello) if hello.rank is None else hello.rank]
+        rank = self._choose_rank(hello) if hello.rank is None else hello.rank
+        self._grow(rank + 1, "no engine has registered", now_s)
+        record = self._ranks[rank]
         if record.lease is not None:
             self._check_takeover(hello, record, now_s)
         self._num_leases += 1
@@ -226,6 +229,7 @@ class Roster:
         """Goodbye, or a rejected Ready: the rank is MISSING again. Does nothing when the lease has ended."""
         if self.holds(lease):
             self._put(RankRecord(lease.rank, now_s, reason=reason))
+            self._trim()
 
     def lose(self, lease: Lease, reason: str, *, now_s: float) -> None:
         """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended."""
@@ -236,7 +240,22 @@ class Roster:
             self._put(replace(record, state=RankState.LOST, lease=None, since_s=now_s, reason=reason))
 
     def holds(self, lease: Lease) -> bool:
-        return self._ranks[lease.rank].lease == lease
+        return lease.rank < len(self._ranks) and self._ranks[lease.rank].lease == lease
+
+    # Size
+
+    def resize(self, size: int, *, now_s: float) -> None:
+        """The ranks that are to run. New ones are MISSING at first; the last ones go when their engines have left."""
+        self.wanted_size = size
+        self.sequence += 1
+        self._grow(size, "to be started", now_s)
+        self._trim()
+
+    def forget(self, rank: int, reason: str, *, now_s: float) -> None:
+        """A lost rank is not expected back. Does nothing while somebody holds it."""
+        if self._ranks[rank].lease is None:
+            self._put(RankRecord(rank, now_s, reason=reason))
+            self._trim()
 
     # Time
 
@@ -279,7 +298,9 @@ class Roster:
 
     def _held(self, lease: Lease) -> RankRecord:
         if not self.holds(lease):
-            raise LeaseEnded(f"the lease of rank {lease.rank} has ended: {self._ranks[lease.rank].reason}")
+            gone = lease.rank >= len(self._ranks)
+            reason = "the deployment has shrunk" if gone else self._ranks[lease.rank].reason
+            raise LeaseEnded(f"the lease of rank {lease.rank} has ended: {reason}")
         return self._ranks[lease.rank]
 
     def _put(self, record: RankRecord) -> None:
@@ -291,11 +312,26 @@ class Roster:
         if before.lease is not None and before.lease != record.lease:
             self._claims.pop(before.lease, None)
 
+    def _grow(self, size: int, reason: str, now_s: float) -> None:
+        for rank in range(len(self._ranks), size):
+            self._ranks.append(RankRecord(rank, now_s, reason=reason))
+            self.sequence += 1
+
+    def _trim(self) -> None:
+        """Last ranks beyond the wanted size that nobody has, or is expected to come back to, are no more."""
+        while len(self._ranks) > self.wanted_size and self._ranks[-1].state is RankState.MISSING:
+            self._ranks.pop()
+            self.sequence += 1
+
     def _choose_rank(self, hello: Introduction) -> int:
-        """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one."""
+        """For "any": its own rank when it comes back, else a rank that nobody had, else a lost one, else a new one."""
         free = [record for record in self._ranks if record.lease is None]
+        if not free and len(self._ranks) < self.rules.most_ranks:
+            return len(self._ranks)
         if not free:
             fix = "start fewer engines, or raise --data-parallel-size on every node"
+            if self.rules.most_ranks > self.rules.data_parallel_size:
+                fix = "start fewer engines, or raise the head's --max-data-parallel-size"
             difference = Mismatch("rank", "no free rank", "any", fix)
             raise Rejection(Fault.FULL, "NO_FREE_RANK", f"all {len(self._ranks)} ranks are taken", (difference,))
 

@@ -46,11 +46,13 @@ class HeadOptions:
 
     deployment_id: str
     data_parallel_size: int
+    max_data_parallel_size: int | None = None  # to which engines may join at run time; None: as many as at the start
     configuration: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
     port: int = 0
     unix_path: Path | None = None
+    health_port: int | None = None  # for probes that cannot speak TLS
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
@@ -61,6 +63,12 @@ class HeadOptions:
         """What is wrong with the values, naming the flag; None when nothing is."""
         if self.data_parallel_size < 1:
             return f"--data-parallel-size is {self.data_parallel_size}; at least 1 rank is needed"
+        most = self.max_data_parallel_size
+        if most is not None and most < self.data_parallel_size:
+            return (
+                f"--max-data-parallel-size {most} is less than --data-parallel-size {self.data_parallel_size}; raise it"
+                " or leave it out"
+            )
         if self.ready_timeout_s <= 0:
             return f"--ready-timeout is {self.ready_timeout_s:g} s; give the ranks time to load"
         if not 0 < self.heartbeat_interval_s < self.heartbeat_timeout_s:
@@ -115,6 +123,7 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         product_version=__version__,
         configuration=options.configuration,
         advice=options.advice,
+        max_data_parallel_size=options.max_data_parallel_size or 0,
     )
     timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
     control = ControlPlane(
@@ -143,6 +152,8 @@ def _listen(server: RpcServer, options: HeadOptions) -> list[str]:
     if options.unix_path is not None:
         targets.append(server.listen_unix(options.unix_path))
     port = server.listen_tcp(options.host, options.port, flags=_LISTEN_FLAGS)
+    if options.health_port is not None:
+        server.listen_health(options.host, options.health_port, flags="--host/--health-port")
     bare = options.host.removeprefix("[").removesuffix("]")
     targets.append(f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}")
     return targets

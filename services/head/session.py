@@ -87,7 +87,7 @@ class Session:
         control, timing = self._control, self._control.timing
         welcome = wire.Welcome(
             rank=membership.lease.rank,
-            data_parallel_size=control.rules.data_parallel_size,
+            data_parallel_size=len(control.roster.ranks),
             epoch=self._epoch,
             heartbeat_interval=convert.duration(timing.heartbeat_interval_s),
             heartbeat_deadline=convert.duration(timing.heartbeat_timeout_s),

@@ -69,7 +69,9 @@ def assign(
 def _too_few(device: str, num_local_ranks: int, devices: VisibleDevices) -> str:
     found = f"{len(devices.ids)} GPUs are" if len(devices.ids) != 1 else "1 GPU is"
     listed = f" ({', '.join(devices.ids)})" if devices.ids else ""
-    fewer = f"lower --data-parallel-size-local to {len(devices.ids)}, " if devices.ids else ""
+    fewer = (
+        f"lower --data-parallel-size-local, or --max-data-parallel-size, to {len(devices.ids)}, " if devices.ids else ""
+    )
     more = f"list more in {VISIBLE_VARIABLE}" if devices.from_variable else "use a machine with more"
     return (
         f"--device {device} gives each rank a GPU of its own: {num_local_ranks} ranks are to run on this node and "

@@ -51,7 +51,7 @@ class Holdings:
         options = self._options
         assignment = devices.assign(
             options.device,
-            options.num_local_ranks,
+            options.max_local_ranks,
             find_devices=lambda: devices.find_devices(os.environ),
             torch_has_cuda=devices.torch_is_built_for_cuda,
         )

@@ -15,6 +15,7 @@ from services.launcher.screen import Reason, Screen
 EXIT_REJECTED = 3
 EXIT_HEAD_GONE = 4
 EXIT_RESTART = 75
+EXIT_RETIRED = 76
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,9 @@ class KeptChild:
             if code == EXIT_RESTART:
                 self._screen.say(f"{spec.name} was told to restart")
                 continue
+            if code == EXIT_RETIRED:
+                self._screen.say(f"{spec.name} was retired")
+                return Gone(spec.name, None)
             if code == EXIT_HEAD_GONE:
                 # Started again it would hold its memory for nobody; whoever started this node decides.
                 return Gone(spec.name, f"{spec.name} gave up: {reason}", is_hopeless_for_all=True)
@@ -92,6 +96,12 @@ class KeptChild:
         self._stopping.set()
         if self._child is not None:
             await self._child.stop(grace_s)
+
+    def terminate(self) -> None:
+        """SIGTERM, and no restart."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.terminate()
 
     def kill(self) -> None:
         self._stopping.set()

@@ -75,6 +75,7 @@ class Launcher:
             self._concerns_us,
             options.data_parallel_size if options.runs_head else options.num_local_ranks,
             self._screen,
+            on_roster=self._follow_size,
         )
 
     async def run(self) -> int:
@@ -124,6 +125,10 @@ class Launcher:
             watching.cancel()
             await asyncio.wait([following, watching])
         return None
+
+    def _follow_size(self, roster: wire.Roster) -> None:
+        if self._was_ready and self._options.runs_head and not self._stop.is_set():
+            self._node.follow_size(roster)
 
     async def _end_hung_engines(self) -> None:
         """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher does."""

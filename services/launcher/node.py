@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, repeat
 
+from muster import v1 as wire
+
 from services.launcher import plan
 from services.launcher.kept_child import Gone, KeptChild
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
 from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Screen
+from services.launcher.staff import Staff
 
 # What a process gets to say goodbye once it has nothing left to do.
 GOODBYE_S = 5.0
@@ -51,7 +54,10 @@ class Node:
             )
 
         self._head = [keep(self._head_spec)] if options.runs_head else []
-        self._engines = [keep(_always(spec), served_s) for spec in plan.plan_engines(options, places)]
+        self._keep_engine: Callable[[ChildSpec], KeptChild] = lambda spec: keep(_always(spec), served_s)
+        self._engines = [self._keep_engine(spec) for spec in plan.plan_engines(options, places)]
+        self._staff: Staff[KeptChild] = Staff(options.local_ranks, self._engines)
+        self._roster: wire.Roster | None = None  # the last one followed
         self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
         self._tasks: dict[asyncio.Task[Gone], KeptChild] = {}
         self._ended: asyncio.Queue[asyncio.Task[Gone]] = asyncio.Queue()
@@ -67,6 +73,7 @@ class Node:
         while True:
             task = await self._ended.get()
             gone = task.result()
+            self._let_go(self._tasks[task], failed=gone.failure is not None)
             if gone.failure is not None:
                 if gone.is_hopeless_for_all or not self._can_do_without(self._tasks[task]):
                     return gone.failure
@@ -87,6 +94,29 @@ class Node:
         for engine in self._engines:
             if engine.pid == pid:
                 engine.restart()
+
+    def follow_size(self, roster: wire.Roster) -> None:
+        """Starts engines for ranks that the head wants and nobody has, and ends those of ranks that were given up."""
+        self._roster = roster
+        options = self._options
+        own_ranks = (*range(options.num_local_ranks), *range(options.data_parallel_size, options.most_ranks))
+        for rank in self._staff.missing(roster, own_ranks):
+            slot = self._staff.free_slot(options.max_local_ranks)
+            if slot is None:
+                continue  # one that leaves still has its place
+            engine = self._keep_engine(plan.plan_engine(options, self._places, slot=slot, rank=rank))
+            self._staff.hire(rank, slot, engine, roster.head_incarnation)
+            self._engines.append(engine)
+            self._start([engine])
+        for engine in self._staff.superfluous(roster):
+            engine.terminate()
+
+    def _let_go(self, child: KeptChild, *, failed: bool) -> None:
+        self._staff.ended(child, failed=failed)
+        if child in self._engines and not failed:
+            self._engines.remove(child)
+        if self._roster is not None:  # its place may have been waited for
+            self.follow_size(self._roster)
 
     async def stop(self, *, drain_s: float) -> None:
         """Gateways finish their answers within `drain_s` seconds; then engines, then the head."""

@@ -33,6 +33,7 @@ class ServeOptions:
     seed: int
     max_model_len: int | None
     data_parallel_size: int
+    max_data_parallel_size: int | None
     data_parallel_size_local: int | None
     data_parallel_start_rank: int | None
     data_parallel_rank: int | None
@@ -131,6 +132,17 @@ class ServeOptions:
         return self.data_parallel_size if local is None else local
 
     @property
+    def max_local_ranks(self) -> int:
+        """Ranks that may run here at one time: those that are added at run time run on the head's node."""
+        if not self.runs_head:
+            return self.num_local_ranks
+        return self.num_local_ranks + self.most_ranks - self.data_parallel_size
+
+    @property
+    def most_ranks(self) -> int:
+        return self.max_data_parallel_size or self.data_parallel_size
+
+    @property
     def is_external(self) -> bool:
         """This node runs and serves one rank."""
         return self.data_parallel_external_lb or self.data_parallel_rank is not None
@@ -190,6 +202,7 @@ def check(options: ServeOptions) -> None:
     """Raises FlagCombinationError for the first contradiction found."""
     _check_scope(options)
     _check_ranks(options)
+    _check_most_ranks(options)
     if options.headless:
         _check_headless(options)
     else:
@@ -297,6 +310,28 @@ def _check_ranks(options: ServeOptions) -> None:
         raise FlagCombinationError(
             f"--data-parallel-start-rank {start} with --data-parallel-size-local {local} reaches rank "
             f"{start + local - 1}, but --data-parallel-size {size} ends at rank {size - 1}: lower one of the first two"
+        )
+
+
+def _check_most_ranks(options: ServeOptions) -> None:
+    most = options.max_data_parallel_size
+    if most is None:
+        return
+    if most < options.data_parallel_size:
+        raise FlagCombinationError(
+            f"--max-data-parallel-size {most} is less than --data-parallel-size {options.data_parallel_size}: "
+            "raise the first or lower the second"
+        )
+    if options.gateway_ranks is not None:
+        flag = _external_flag(options) if options.is_external else "--data-parallel-hybrid-lb"
+        raise FlagCombinationError(
+            f"--max-data-parallel-size {most} with {flag}: gateways that serve some of the ranks would leave "
+            "later ones out; leave one of the two out"
+        )
+    if not options.runs_head:
+        raise FlagCombinationError(
+            f"--max-data-parallel-size {most} with --headless: the head's node says how many ranks there may be; "
+            "give it there"
         )
 
 

@@ -70,6 +70,7 @@ class Places:
 def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
     """`port` is the flag's at first, and the one that was really taken when the head is restarted."""
     arguments = ["head", "--data-parallel-size", str(options.data_parallel_size)]
+    arguments += _given("--max-data-parallel-size", options.max_data_parallel_size)
     arguments += ["--deployment-id", options.deployment_id]
     arguments += ["--host", options.head_bind_address, "--port", str(port)]
     arguments += ["--unix-path", str(places.head_socket), "--targets-file", str(places.head_targets_file)]
@@ -100,14 +101,17 @@ def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
 
 
 def plan_engines(options: ServeOptions, places: Places) -> list[ChildSpec]:
-    return [_plan_engine(options, places, index=index, rank=rank) for index, rank in enumerate(options.local_ranks)]
+    return [plan_engine(options, places, slot=slot, rank=rank) for slot, rank in enumerate(options.local_ranks)]
 
 
-def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int | None) -> ChildSpec:
-    name = f"engine {rank}" if rank is not None else f"engine {'abcdefghijklmnopqrstuvwxyz'[index % 26]}"
+def plan_engine(options: ServeOptions, places: Places, *, slot: int, rank: int | None) -> ChildSpec:
+    """`slot` is the place on this node, below `max_local_ranks`: its socket and its GPU."""
+    name = f"engine {rank}" if rank is not None else f"engine {'abcdefghijklmnopqrstuvwxyz'[slot % 26]}"
     arguments = ["engine", str(places.model_path)]
     arguments += ["--head-target", head_target(options, places)]
-    arguments += ["--data-parallel-size", str(options.data_parallel_size), "--deployment-id", options.deployment_id]
+    arguments += ["--deployment-id", options.deployment_id]
+    if rank is None or rank < options.data_parallel_size:  # a later one takes the size as it is then
+        arguments += ["--data-parallel-size", str(options.data_parallel_size)]
     if rank is not None:
         arguments += ["--rank", str(rank)]
     arguments += ["--enable-expert-parallel"] if options.enable_expert_parallel else []
@@ -117,7 +121,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
         arguments += ["--local"]
     if advertised := _advertised_host(options):
         arguments += ["--advertise-host", advertised]
-    arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{index}.sock")]
+    arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{slot}.sock")]
     arguments += ["--served-model-name", *places.served_model_names]
     assignment = places.assignment or Assignment(options.device)
     arguments += ["--dtype", options.dtype, "--device", assignment.device]
@@ -145,7 +149,7 @@ def _plan_engine(options: ServeOptions, places: Places, *, index: int, rank: int
     return ChildSpec(
         name,
         (*arguments, *options.security.flags(), *_logging(options)),
-        environment=(*threads, *assignment.environment(index)),
+        environment=(*threads, *assignment.environment(slot)),
     )
 
 
@@ -210,7 +214,7 @@ def join_host_port(host: str, port: int) -> str:
 def threads_per_rank(options: ServeOptions, num_cores: int) -> ThreadShare:
     """One core is left to gateway and head while they need it. What was given is kept to."""
     num_ranks = max(1, options.num_local_ranks)
-    reserved = options.num_threads or max(1, (num_cores - 1) // num_ranks)
+    reserved = options.num_threads or max(1, (num_cores - 1) // max(1, options.max_local_ranks))
     if options.num_spare_threads is not None:
         return ThreadShare(reserved, options.num_spare_threads)
     return ThreadShare(reserved, 0 if options.num_threads else max(0, num_cores // num_ranks - reserved))

@@ -26,12 +26,14 @@ class Readiness:
         concerns: Callable[[wire.RankEntry], bool],
         num_expected: int,
         screen: Screen,
+        on_roster: Callable[[wire.Roster], None] = lambda roster: None,
     ) -> None:
         self._target = target
         self._dial = dial
         self._concerns = concerns
         self._num_expected = num_expected
         self._screen = screen
+        self._on_roster = on_roster
         self._entries: list[wire.RankEntry] = []
         self._head_seen = False
         self._ready = asyncio.Event()
@@ -41,6 +43,7 @@ class Readiness:
         lines = progress.ProgressLines()
         async for roster in watch_roster(self._target, self._dial):
             self._head_seen = True
+            self._on_roster(roster)
             self._entries = [entry for entry in roster.ranks if self._concerns(entry)]
             news = lines.news(self._entries)
             if self._ready.is_set() or not self._screen.is_terminal:  # there, the bars tell it

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_MS = 10_000
 # Calls of one connection at one time; a client with more of them waits, or opens another connection.
 _MAX_STREAMS = 1024
+# Connections of those who ask for health on a port of its own.
+_MAX_PROBES = 64
 _IDLE_CONNECTION_MS = 15 * 60 * 1000
 
 _CHANNELZ_SERVICE_NAME: str = channelz_pb2.DESCRIPTOR.services_by_name["Channelz"].full_name
@@ -74,6 +76,7 @@ class RpcServer:
         self._reuse_port = reuse_port
         self._security = security
         self._service_names: list[str] = []
+        self._health_server: grpc.aio.Server | None = None
         self._health = health.HealthServicer()
         self._watching: asyncio.Task[None] | None = None
         self._stopping = False
@@ -99,6 +102,13 @@ class RpcServer:
         `flags` names what chose host and port, for example "--host/--port"; it appears in AddressInUseError and
         ListenError.
         """
+        bound_port = self._listen(host, port, flags, self._bind)
+        warning = exposure_warning(host, self._security)
+        if warning is not None:
+            _log.warning("%s", warning)
+        return bound_port
+
+    def _listen(self, host: str, port: int, flags: str, bind: Callable[[str], int]) -> int:
         if not 0 <= port <= 65535:
             raise ListenError(f"port {port} does not exist; {flags} takes 0 to 65535")
         addresses = resolve(host, flags=flags)
@@ -111,13 +121,20 @@ class RpcServer:
             # Asked first, because gRPC does not say why it cannot bind.
             check_can_bind(address, port, host=host, flags=flags, reuse_port=self._reuse_port)
             try:
-                bound_port = self._bind(address.with_port(port))
+                bound_port = bind(address.with_port(port))
             except RuntimeError as error:
                 raise AddressInUseError(host, port, flags) from error  # somebody was faster
-        warning = exposure_warning(host, self._security)
-        if warning is not None:
-            _log.warning("%s", warning)
         return bound_port
+
+    def listen_health(self, host: str, port: int, *, flags: str) -> int:
+        """Answers health checks, and nothing else, on a port of their own without TLS: some probes cannot speak it.
+
+        See `listen_tcp`; what is said there is what everybody may know anyway.
+        """
+        options = _options(reuse_port=False, num_connections=_MAX_PROBES)
+        self._health_server = grpc.aio.server(interceptors=[ErrorInterceptor(())], options=options)
+        health.add_to_server(self._health, self._health_server)
+        return self._listen(host, port, flags, self._health_server.add_insecure_port)
 
     def _bind(self, address: str) -> int:
         if self._credentials is None:
@@ -132,6 +149,8 @@ class RpcServer:
             reflection.add_to_server(names, self._server)
         await self._server.start()
         self._watching = asyncio.create_task(self._watch_over(), name="grpc server")
+        if self._health_server is not None:
+            await self._health_server.start()
 
     def set_serving(self, service_name: str, serving: bool) -> None:
         """Tells health checks and their watchers; "" stands for the whole process."""
@@ -146,6 +165,8 @@ class RpcServer:
         self._health.set_all_not_serving()
         self._stopping = True
         await self._server.stop(grace_s)
+        if self._health_server is not None:
+            await self._health_server.stop(0)
         if self._watching is not None:
             await self._watching
 

@@ -158,9 +158,13 @@ class Group:
         return bool(self._heads[state.head].pausing)
 
     def is_still(self, state: State) -> bool:
-        """The head says that the group is paused, and no rank steps."""
+        """The head says that the group is paused, and no rank steps, or is about to."""
         head: WavesState = self._heads[state.head]
-        return head.pausing and not head.running and not any(self._runs(rank) for rank in state.ranks)
+        return (
+            head.pausing
+            and not head.running
+            and not any(self._runs(rank) or any(map(self._is_start, rank.to_rank)) for rank in state.ranks)
+        )
 
     def is_misjudged(self, state: State) -> bool:
         """The head has heard all that was said, and takes a group to be idle that runs."""

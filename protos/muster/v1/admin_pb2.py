@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/admin.proto\x12\tmuster.v1\x1a\x1egoogle/protobuf/duration.proto\"\x1d\n\x0cRankSelector\x12\r\n\x05ranks\x18\x01 \x03(\r\"9\n\nRankResult\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"e\n\x0c\x44rainRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\rDrainResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\";\n\x0eUndrainRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"9\n\x0fUndrainResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"\x99\x01\n\x0eRestartRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rready_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\x0fRestartResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"D\n\x17ResetPrefixCacheRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"B\n\x18ResetPrefixCacheResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"9\n\x0cPauseRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"7\n\rPauseResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\":\n\rResumeRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"8\n\x0eResumeResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"R\n\x0cSleepRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\x17\n\x0f\x64iscard_weights\x18\x02 \x01(\x08\"7\n\rSleepResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"8\n\x0bWakeRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"6\n\x0cWakeResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"S\n\x13StartProfileRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\x11\n\tdirectory\x18\x02 \x01(\t\">\n\x14StartProfileResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"?\n\x12StopProfileRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"=\n\x13StopProfileResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"c\n\x12SetLogLevelRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\"\n\x05level\x18\x02 \x01(\x0e\x32\x13.muster.v1.LogLevel\"=\n\x13SetLogLevelResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04\x32\x88\x06\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.muster.v1.DrainRequest\x1a\x18.muster.v1.DrainResponse\x12@\n\x07Undrain\x12\x19.muster.v1.UndrainRequest\x1a\x1a.muster.v1.UndrainResponse\x12@\n\x07Restart\x12\x19.muster.v1.RestartRequest\x1a\x1a.muster.v1.RestartResponse\x12[\n\x10ResetPrefixCache\x12\".muster.v1.ResetPrefixCacheRequest\x1a#.muster.v1.ResetPrefixCacheResponse\x12:\n\x05Pause\x12\x17.muster.v1.PauseRequest\x1a\x18.muster.v1.PauseResponse\x12=\n\x06Resume\x12\x18.muster.v1.ResumeRequest\x1a\x19.muster.v1.ResumeResponse\x12:\n\x05Sleep\x12\x17.muster.v1.SleepRequest\x1a\x18.muster.v1.SleepResponse\x12\x37\n\x04Wake\x12\x16.muster.v1.WakeRequest\x1a\x17.muster.v1.WakeResponse\x12O\n\x0cStartProfile\x12\x1e.muster.v1.StartProfileRequest\x1a\x1f.muster.v1.StartProfileResponse\x12L\n\x0bStopProfile\x12\x1d.muster.v1.StopProfileRequest\x1a\x1e.muster.v1.StopProfileResponse\x12L\n\x0bSetLogLevel\x12\x1d.muster.v1.SetLogLevelRequest\x1a\x1e.muster.v1.SetLogLevelResponseB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15muster/v1/admin.proto\x12\tmuster.v1\x1a\x1egoogle/protobuf/duration.proto\"\x1d\n\x0cRankSelector\x12\r\n\x05ranks\x18\x01 \x03(\r\"9\n\nRankResult\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04\x63ode\x18\x02 \x01(\r\x12\x0f\n\x07message\x18\x03 \x01(\t\"e\n\x0c\x44rainRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"7\n\rDrainResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\";\n\x0eUndrainRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"9\n\x0fUndrainResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"\x99\x01\n\x0eRestartRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rready_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"9\n\x0fRestartResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"\x88\x01\n\x0cScaleRequest\x12\x1a\n\x12\x64\x61ta_parallel_size\x18\x01 \x01(\r\x12*\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rready_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"S\n\rScaleResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\x12\x1a\n\x12\x64\x61ta_parallel_size\x18\x02 \x01(\r\"D\n\x17ResetPrefixCacheRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"B\n\x18ResetPrefixCacheResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"9\n\x0cPauseRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"7\n\rPauseResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\":\n\rResumeRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"8\n\x0eResumeResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"R\n\x0cSleepRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\x17\n\x0f\x64iscard_weights\x18\x02 \x01(\x08\"7\n\rSleepResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"8\n\x0bWakeRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"6\n\x0cWakeResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"S\n\x13StartProfileRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\x11\n\tdirectory\x18\x02 \x01(\t\">\n\x14StartProfileResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"?\n\x12StopProfileRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\"=\n\x13StopProfileResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult\"c\n\x12SetLogLevelRequest\x12)\n\x08selector\x18\x01 \x01(\x0b\x32\x17.muster.v1.RankSelector\x12\"\n\x05level\x18\x02 \x01(\x0e\x32\x13.muster.v1.LogLevel\"=\n\x13SetLogLevelResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.muster.v1.RankResult*z\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x01\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x02\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x03\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x04\x32\xc4\x06\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.muster.v1.DrainRequest\x1a\x18.muster.v1.DrainResponse\x12@\n\x07Undrain\x12\x19.muster.v1.UndrainRequest\x1a\x1a.muster.v1.UndrainResponse\x12@\n\x07Restart\x12\x19.muster.v1.RestartRequest\x1a\x1a.muster.v1.RestartResponse\x12:\n\x05Scale\x12\x17.muster.v1.ScaleRequest\x1a\x18.muster.v1.ScaleResponse\x12[\n\x10ResetPrefixCache\x12\".muster.v1.ResetPrefixCacheRequest\x1a#.muster.v1.ResetPrefixCacheResponse\x12:\n\x05Pause\x12\x17.muster.v1.PauseRequest\x1a\x18.muster.v1.PauseResponse\x12=\n\x06Resume\x12\x18.muster.v1.ResumeRequest\x1a\x19.muster.v1.ResumeResponse\x12:\n\x05Sleep\x12\x17.muster.v1.SleepRequest\x1a\x18.muster.v1.SleepResponse\x12\x37\n\x04Wake\x12\x16.muster.v1.WakeRequest\x1a\x17.muster.v1.WakeResponse\x12O\n\x0cStartProfile\x12\x1e.muster.v1.StartProfileRequest\x1a\x1f.muster.v1.StartProfileResponse\x12L\n\x0bStopProfile\x12\x1d.muster.v1.StopProfileRequest\x1a\x1e.muster.v1.StopProfileResponse\x12L\n\x0bSetLogLevel\x12\x1d.muster.v1.SetLogLevelRequest\x1a\x1e.muster.v1.SetLogLevelResponseB%\n\rdev.muster.v1P\x01Z\x12muster/v1;musterv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'muster.v1.admin_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rdev.muster.v1P\001Z\022muster/v1;musterv1'
-  _globals['_LOGLEVEL']._serialized_start=1721
-  _globals['_LOGLEVEL']._serialized_end=1843
+  _globals['_LOGLEVEL']._serialized_start=1945
+  _globals['_LOGLEVEL']._serialized_end=2067
   _globals['_RANKSELECTOR']._serialized_start=68
   _globals['_RANKSELECTOR']._serialized_end=97
   _globals['_RANKRESULT']._serialized_start=99
@@ -51,38 +51,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESTARTREQUEST']._serialized_end=592
   _globals['_RESTARTRESPONSE']._serialized_start=594
   _globals['_RESTARTRESPONSE']._serialized_end=651
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=653
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=721
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=723
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=789
-  _globals['_PAUSEREQUEST']._serialized_start=791
-  _globals['_PAUSEREQUEST']._serialized_end=848
-  _globals['_PAUSERESPONSE']._serialized_start=850
-  _globals['_PAUSERESPONSE']._serialized_end=905
-  _globals['_RESUMEREQUEST']._serialized_start=907
-  _globals['_RESUMEREQUEST']._serialized_end=965
-  _globals['_RESUMERESPONSE']._serialized_start=967
-  _globals['_RESUMERESPONSE']._serialized_end=1023
-  _globals['_SLEEPREQUEST']._serialized_start=1025
-  _globals['_SLEEPREQUEST']._serialized_end=1107
-  _globals['_SLEEPRESPONSE']._serialized_start=1109
-  _globals['_SLEEPRESPONSE']._serialized_end=1164
-  _globals['_WAKEREQUEST']._serialized_start=1166
-  _globals['_WAKEREQUEST']._serialized_end=1222
-  _globals['_WAKERESPONSE']._serialized_start=1224
-  _globals['_WAKERESPONSE']._serialized_end=1278
-  _globals['_STARTPROFILEREQUEST']._serialized_start=1280
-  _globals['_STARTPROFILEREQUEST']._serialized_end=1363
-  _globals['_STARTPROFILERESPONSE']._serialized_start=1365
-  _globals['_STARTPROFILERESPONSE']._serialized_end=1427
-  _globals['_STOPPROFILEREQUEST']._serialized_start=1429
-  _globals['_STOPPROFILEREQUEST']._serialized_end=1492
-  _globals['_STOPPROFILERESPONSE']._serialized_start=1494
-  _globals['_STOPPROFILERESPONSE']._serialized_end=1555
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=1557
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=1656
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1658
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1719
-  _globals['_ADMINSERVICE']._serialized_start=1846
-  _globals['_ADMINSERVICE']._serialized_end=2622
+  _globals['_SCALEREQUEST']._serialized_start=654
+  _globals['_SCALEREQUEST']._serialized_end=790
+  _globals['_SCALERESPONSE']._serialized_start=792
+  _globals['_SCALERESPONSE']._serialized_end=875
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=877
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=945
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=947
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=1013
+  _globals['_PAUSEREQUEST']._serialized_start=1015
+  _globals['_PAUSEREQUEST']._serialized_end=1072
+  _globals['_PAUSERESPONSE']._serialized_start=1074
+  _globals['_PAUSERESPONSE']._serialized_end=1129
+  _globals['_RESUMEREQUEST']._serialized_start=1131
+  _globals['_RESUMEREQUEST']._serialized_end=1189
+  _globals['_RESUMERESPONSE']._serialized_start=1191
+  _globals['_RESUMERESPONSE']._serialized_end=1247
+  _globals['_SLEEPREQUEST']._serialized_start=1249
+  _globals['_SLEEPREQUEST']._serialized_end=1331
+  _globals['_SLEEPRESPONSE']._serialized_start=1333
+  _globals['_SLEEPRESPONSE']._serialized_end=1388
+  _globals['_WAKEREQUEST']._serialized_start=1390
+  _globals['_WAKEREQUEST']._serialized_end=1446
+  _globals['_WAKERESPONSE']._serialized_start=1448
+  _globals['_WAKERESPONSE']._serialized_end=1502
+  _globals['_STARTPROFILEREQUEST']._serialized_start=1504
+  _globals['_STARTPROFILEREQUEST']._serialized_end=1587
+  _globals['_STARTPROFILERESPONSE']._serialized_start=1589
+  _globals['_STARTPROFILERESPONSE']._serialized_end=1651
+  _globals['_STOPPROFILEREQUEST']._serialized_start=1653
+  _globals['_STOPPROFILEREQUEST']._serialized_end=1716
+  _globals['_STOPPROFILERESPONSE']._serialized_start=1718
+  _globals['_STOPPROFILERESPONSE']._serialized_end=1779
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=1781
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=1880
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=1882
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1943
+  _globals['_ADMINSERVICE']._serialized_start=2070
+  _globals['_ADMINSERVICE']._serialized_end=2906
 # @@protoc_insertion_point(module_scope)

@@ -271,6 +271,70 @@ class RestartResponse(_message.Message):
 Global___RestartResponse: _TypeAlias = RestartResponse  # noqa: Y015
 
 @_typing.final
+class ScaleRequest(_message.Message):
+    """ScaleRequest says how many ranks there shall be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    READY_TIMEOUT_FIELD_NUMBER: _builtins.int
+    data_parallel_size: _builtins.int
+    """data_parallel_size wanted, at least 1."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """timeout after which a leaving rank's remaining requests are aborted; absent
+        waits for all.
+        """
+
+    @_builtins.property
+    def ready_timeout(self) -> _duration_pb2.Duration:
+        """ready_timeout for new ranks; absent takes the head's."""
+
+    def __init__(
+        self,
+        *,
+        data_parallel_size: _builtins.int = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        ready_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ready_timeout", b"ready_timeout", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_size", b"data_parallel_size", "ready_timeout", b"ready_timeout", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
+
+@_typing.final
+class ScaleResponse(_message.Message):
+    """ScaleResponse has a result per rank that came or went."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    data_parallel_size: _builtins.int
+    """data_parallel_size now."""
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankResult]:
+        """results by rank."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___RankResult] | None = ...,
+        data_parallel_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_size", b"data_parallel_size", "results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScaleResponse: _TypeAlias = ScaleResponse  # noqa: Y015
+
+@_typing.final
 class ResetPrefixCacheRequest(_message.Message):
     """ResetPrefixCacheRequest selects ranks."""
 

@@ -52,6 +52,11 @@ class AdminServiceStub:
                 request_serializer=muster_dot_v1_dot_admin__pb2.RestartRequest.SerializeToString,
                 response_deserializer=muster_dot_v1_dot_admin__pb2.RestartResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/muster.v1.AdminService/Scale',
+                request_serializer=muster_dot_v1_dot_admin__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=muster_dot_v1_dot_admin__pb2.ScaleResponse.FromString,
+                _registered_method=True)
         self.ResetPrefixCache = channel.unary_unary(
                 '/muster.v1.AdminService/ResetPrefixCache',
                 request_serializer=muster_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
@@ -120,6 +125,17 @@ class AdminServiceServicer:
         drains, its process ends, whoever started it starts it again, and the next
         rank follows when this one is READY. The first rank that does not come back
         ends the sequence: the others are left as they are and say so. Head only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """Scale changes how many independent ranks the deployment has, up to the
+        limit that the head was started with. Growing answers when the new ranks
+        are READY; those that are not at the timeout are given up, so that the size
+        is what really serves. Shrinking drains the last ranks, then ends their
+        processes. One at a time: ABORTED while another one is under way. Head only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -198,6 +214,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Restart,
                     request_deserializer=muster_dot_v1_dot_admin__pb2.RestartRequest.FromString,
                     response_serializer=muster_dot_v1_dot_admin__pb2.RestartResponse.SerializeToString,
+            ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=muster_dot_v1_dot_admin__pb2.ScaleRequest.FromString,
+                    response_serializer=muster_dot_v1_dot_admin__pb2.ScaleResponse.SerializeToString,
             ),
             'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetPrefixCache,
@@ -324,6 +345,33 @@ class AdminService:
             '/muster.v1.AdminService/Restart',
             muster_dot_v1_dot_admin__pb2.RestartRequest.SerializeToString,
             muster_dot_v1_dot_admin__pb2.RestartResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/muster.v1.AdminService/Scale',
+            muster_dot_v1_dot_admin__pb2.ScaleRequest.SerializeToString,
+            muster_dot_v1_dot_admin__pb2.ScaleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,6 +48,13 @@ class AdminServiceStub:
     rank follows when this one is READY. The first rank that does not come back
     ends the sequence: the others are left as they are and say so. Head only.
     """
+    Scale: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ScaleRequest, _admin_pb2.ScaleResponse]
+    """Scale changes how many independent ranks the deployment has, up to the
+    limit that the head was started with. Growing answers when the new ranks
+    are READY; those that are not at the timeout are given up, so that the size
+    is what really serves. Shrinking drains the last ranks, then ends their
+    processes. One at a time: ABORTED while another one is under way. Head only.
+    """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
     Pause: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PauseRequest, _admin_pb2.PauseResponse]
@@ -84,6 +91,13 @@ class AdminServiceAsyncStub(AdminServiceStub):
     drains, its process ends, whoever started it starts it again, and the next
     rank follows when this one is READY. The first rank that does not come back
     ends the sequence: the others are left as they are and say so. Head only.
+    """
+    Scale: _aio.UnaryUnaryMultiCallable[_admin_pb2.ScaleRequest, _admin_pb2.ScaleResponse]  # type: ignore[assignment]
+    """Scale changes how many independent ranks the deployment has, up to the
+    limit that the head was started with. Growing answers when the new ranks
+    are READY; those that are not at the timeout are given up, so that the size
+    is what really serves. Shrinking drains the last ranks, then ends their
+    processes. One at a time: ABORTED while another one is under way. Head only.
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
@@ -136,6 +150,19 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         drains, its process ends, whoever started it starts it again, and the next
         rank follows when this one is READY. The first rank that does not come back
         ends the sequence: the others are left as they are and say so. Head only.
+        """
+
+    @_abc_1.abstractmethod
+    def Scale(
+        self,
+        request: _admin_pb2.ScaleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ScaleResponse, _abc.Awaitable[_admin_pb2.ScaleResponse]]:
+        """Scale changes how many independent ranks the deployment has, up to the
+        limit that the head was started with. Growing answers when the new ranks
+        are READY; those that are not at the timeout are given up, so that the size
+        is what really serves. Shrinking drains the last ranks, then ends their
+        processes. One at a time: ABORTED while another one is under way. Head only.
         """
 
     @_abc_1.abstractmethod

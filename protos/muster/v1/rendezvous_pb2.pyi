@@ -139,7 +139,9 @@ class RegisterRequest(_message.Message):
 
     @_builtins.property
     def goodbye(self) -> Global___Goodbye:
-        """goodbye leaves on purpose; the rank becomes MISSING, not LOST."""
+        """goodbye leaves on purpose; the rank becomes MISSING, not LOST, and a last
+        rank that had joined beyond the wanted size is no more.
+        """
 
     def __init__(
         self,
@@ -204,10 +206,13 @@ class Hello(_message.Message):
     deployment_id: _builtins.str
     """deployment_id must equal the head's. Empty joins whatever the head runs."""
     rank: _builtins.int
-    """rank wanted, global. Absent asks for any free rank."""
+    """rank wanted, global. Absent asks for any free rank. Where the deployment may
+    grow, a rank beyond the present ones makes it grow, and so does any rank
+    when none is free.
+    """
     data_parallel_size: _builtins.int
-    """data_parallel_size the engine was started with; must equal the head's.
-    Absent accepts the head's.
+    """data_parallel_size the engine was started with; must equal the one that the
+    head was started with. Absent accepts the head's.
     """
     host: _builtins.str
     """host name, for people."""
@@ -517,7 +522,7 @@ class Welcome(_message.Message):
     rank: _builtins.int
     """rank assigned, global, 0 to data_parallel_size - 1."""
     data_parallel_size: _builtins.int
-    """data_parallel_size of the deployment."""
+    """data_parallel_size of the deployment now."""
     epoch: _builtins.int
     """epoch of the group; grows whenever the group is re-formed."""
     coordinator_target: _builtins.str
@@ -641,11 +646,16 @@ class StopCommand(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     RESTART_FIELD_NUMBER: _builtins.int
+    RETIRE_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """reason for the log."""
     restart: _builtins.bool
     """restart asks for a new process of this rank: the engine leaves with exit
     code 75, and whoever started it (a launcher, Kubernetes) starts it again.
+    """
+    retire: _builtins.bool
+    """retire asks for an end without successor: the deployment shrinks, and the
+    engine leaves with exit code 76, on which a launcher starts no other one.
     """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
@@ -657,10 +667,11 @@ class StopCommand(_message.Message):
         reason: _builtins.str = ...,
         timeout: _duration_pb2.Duration | None = ...,
         restart: _builtins.bool = ...,
+        retire: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "restart", b"restart", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "restart", b"restart", "retire", b"retire", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -787,6 +798,8 @@ class Roster(_message.Message):
     DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     GATEWAYS_FIELD_NUMBER: _builtins.int
+    MAX_DATA_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
+    WANTED_SIZE_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """sequence grows by at least one with every change; compare only within one
     head_incarnation.
@@ -798,7 +811,16 @@ class Roster(_message.Message):
     deployment_id: _builtins.str
     """deployment_id of the head."""
     data_parallel_size: _builtins.int
-    """data_parallel_size is the number of ranks; ranks has an entry for each."""
+    """data_parallel_size is the number of ranks now; ranks has an entry for each."""
+    max_data_parallel_size: _builtins.int
+    """max_data_parallel_size to which engines beyond the present ranks may join;
+    not more than data_parallel_size: none may.
+    """
+    wanted_size: _builtins.int
+    """wanted_size is the number of ranks that are to run: what the head was
+    started with, or what AdminService.Scale asked for. The head's launcher
+    starts engines for it. Engines may have joined beyond it by themselves.
+    """
     @_builtins.property
     def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEntry]:
         """ranks by global rank, also the missing ones."""
@@ -817,10 +839,12 @@ class Roster(_message.Message):
         data_parallel_size: _builtins.int = ...,
         ranks: _abc.Iterable[Global___RankEntry] | None = ...,
         gateways: _abc.Iterable[Global___GatewayEntry] | None = ...,
+        max_data_parallel_size: _builtins.int = ...,
+        wanted_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "gateways", b"gateways", "head_incarnation", b"head_incarnation", "ranks", b"ranks", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_parallel_size", b"data_parallel_size", "deployment_id", b"deployment_id", "epoch", b"epoch", "gateways", b"gateways", "head_incarnation", b"head_incarnation", "max_data_parallel_size", b"max_data_parallel_size", "ranks", b"ranks", "sequence", b"sequence", "wanted_size", b"wanted_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

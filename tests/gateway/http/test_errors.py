@@ -415,3 +415,13 @@ async def test_while_draining(api: RestApi) -> None:
         assert error_of(await client.post(CHAT, json={"messages": MESSAGES}), 503)["code"] == "draining"
         assert (await client.get("/readyz")).status_code == 503
         assert (await client.get("/livez")).status_code == 200
+
+
+async def test_while_leaving_requests_are_answered_and_connections_end(api: RestApi) -> None:
+    """Balancers take a while to notice that a gateway is not ready any more."""
+    async with api.client() as client:
+        assert "connection" not in (await client.get("/livez")).headers
+        api.lifecycle.leave()
+        assert (await client.get("/readyz")).status_code == 503
+        answer = await client.post(CHAT, json={"messages": MESSAGES})
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")

@@ -40,6 +40,9 @@ class RecordedCommands:
     def restart(self, reason: str, timeout_s: float | None) -> None:
         self.seen.append(("restart", reason, timeout_s))
 
+    def retire(self, reason: str, timeout_s: float | None) -> None:
+        self.seen.append(("retire", reason, timeout_s))
+
 
 class Member:
     """A membership without an engine behind it."""
@@ -151,6 +154,7 @@ class CommandingHead(wire.RendezvousServiceServicer):
         yield wire.RegisterResponse(regroup=wire.RegroupCommand())  # not known to dense engines
         yield wire.RegisterResponse(stop=wire.StopCommand(reason="enough"))
         yield wire.RegisterResponse(stop=wire.StopCommand(reason="again", restart=True))
+        yield wire.RegisterResponse(stop=wire.StopCommand(reason="for good", retire=True))
         await asyncio.Event().wait()
 
 
@@ -161,8 +165,14 @@ async def test_commands_of_the_head_arrive() -> None:
     await server.start()
     member = Member(f"127.0.0.1:{port}")
     async with running(member):
-        await eventually(lambda: len(member.commands.seen) == 4, "commands arrive")
-    assert member.commands.seen == [("drain", 3.0), "undrain", ("stop", "enough", None), ("restart", "again", None)]
+        await eventually(lambda: len(member.commands.seen) == 5, "commands arrive")
+    assert member.commands.seen == [
+        ("drain", 3.0),
+        "undrain",
+        ("stop", "enough", None),
+        ("restart", "again", None),
+        ("retire", "for good", None),
+    ]
     await server.stop(0)
 
 

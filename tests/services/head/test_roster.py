@@ -17,9 +17,10 @@ TIMEOUT_S = 10.0
 class Scene:
     """A roster with a clock in hand."""
 
-    def __init__(self, size: int = 3) -> None:
+    def __init__(self, size: int = 3, most: int = 0) -> None:
         self.now_s = 0.0
-        self.roster = Roster(rules(data_parallel_size=size), heartbeat_timeout_s=TIMEOUT_S, now_s=0.0)
+        agreed = rules(data_parallel_size=size, max_data_parallel_size=most)
+        self.roster = Roster(agreed, heartbeat_timeout_s=TIMEOUT_S, now_s=0.0)
 
     def join(self, rank: int | None = 0, **changes: object) -> Joined:
         engine = introduction(rank=rank, data_parallel_size=None, **changes)
@@ -322,3 +323,67 @@ def test_gateways_are_listed_while_they_watch_once_per_name() -> None:
 def test_a_deployment_has_at_least_one_rank() -> None:
     with pytest.raises(ValueError, match="at least 1, not 0"):
         Roster(rules(data_parallel_size=0), heartbeat_timeout_s=1.0, now_s=0.0)
+
+
+# Ranks that come and go
+
+
+def test_engines_beyond_the_size_make_it_grow_up_to_the_limit() -> None:
+    scene = Scene(1, most=3)
+    scene.serve(0)
+    for number in (1, 2):
+        assert scene.join(None, pid=200 + number).lease.rank == number
+    with pytest.raises(Rejection, match="raise the head's --max-data-parallel-size") as caught:
+        scene.join(None, pid=300)
+    assert caught.value.fault is Fault.FULL
+
+
+def test_a_rank_of_its_own_makes_the_deployment_grow_so_far() -> None:
+    scene = Scene(1, most=4)
+    assert scene.join(2).lease.rank == 2
+    assert scene.states() == [RankState.MISSING, RankState.MISSING, RankState.JOINING]
+    with pytest.raises(Rejection, match="ranks 0 to 3"):
+        scene.join(4)
+
+
+def test_an_engine_for_any_rank_takes_a_lost_one_before_the_deployment_grows() -> None:
+    scene = Scene(1, most=2)
+    scene.roster.lose(scene.serve(0), "gone", now_s=1.0)
+    assert scene.join(None, pid=200).lease.rank == 0
+
+
+def test_last_ranks_that_leave_are_no_more_and_lost_ones_are_expected_back() -> None:
+    scene = Scene(1, most=4)
+    leases = [scene.serve(0), *(scene.serve(rank, pid=200 + rank) for rank in (1, 2, 3))]
+    scene.roster.leave(leases[2], "SIGTERM", now_s=1.0)
+    assert [state.value for state in scene.states()] == ["ready", "ready", "missing", "ready"], "one is behind it"
+    scene.roster.lose(leases[3], "killed", now_s=1.0)
+    assert len(scene.roster.ranks) == 4
+    scene.roster.forget(3, "not wanted", now_s=2.0)
+    assert [state.value for state in scene.states()] == ["ready", "ready"]
+    assert not scene.roster.holds(leases[3])
+    with pytest.raises(LeaseEnded, match="shrunk"):
+        scene.beat(leases[3])
+    scene.roster.leave(leases[0], "SIGTERM", now_s=3.0)
+    scene.roster.leave(leases[1], "SIGTERM", now_s=3.0)
+    assert scene.states() == [RankState.MISSING], "what the head was started with stays"
+
+
+def test_a_new_size_shows_at_once_and_ends_with_the_engines() -> None:
+    scene = Scene(2, most=4)
+    leases = [scene.serve(0), scene.serve(1, pid=201)]
+    sequence = scene.roster.sequence
+    scene.roster.resize(4, now_s=1.0)
+    assert scene.roster.sequence > sequence
+    assert [record.reason for record in scene.roster.ranks[2:]] == ["to be started"] * 2
+    scene.roster.resize(1, now_s=2.0)
+    assert [state.value for state in scene.states()] == ["ready", "ready"], "held ranks stay until they leave"
+    scene.roster.leave(leases[1], "retired", now_s=3.0)
+    assert [state.value for state in scene.states()] == ["ready"]
+
+
+def test_a_deployment_of_a_fixed_size_does_not_grow() -> None:
+    scene = Scene(1)
+    scene.serve(0)
+    with pytest.raises(Rejection, match="all 1 ranks are taken"):
+        scene.join(None, pid=200)

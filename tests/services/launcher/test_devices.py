@@ -54,8 +54,8 @@ def test_too_few_gpus_are_an_error_that_names_ranks_devices_and_the_fix(device: 
         _assign(device, 5)
     assert str(caught.value) == (
         f"--device {device} gives each rank a GPU of its own: 5 ranks are to run on this node and 4 GPUs are visible "
-        "(0, 1, 2, 3), says nvidia-smi -L; lower --data-parallel-size-local to 4, use a machine with more, or give "
-        "--device cpu"
+        "(0, 1, 2, 3), says nvidia-smi -L; lower --data-parallel-size-local, or --max-data-parallel-size, to 4, use a "
+        "machine with more, or give --device cpu"
     )
 
 

@@ -100,6 +100,13 @@ async def test_a_headless_engine_that_was_told_to_stop_stays_away() -> None:
     assert gone.failure is None
 
 
+async def test_a_retired_child_is_not_started_again() -> None:
+    runs = Runs("import sys; sys.exit(76)")
+    gone = await asyncio.wait_for(runs.kept.keep(), 20)
+    assert gone.failure is None
+    assert "was retired" in runs.out.getvalue()
+
+
 async def test_stop_ends_it_without_restart() -> None:
     runs = Runs(SLEEPER)
     keeping = asyncio.create_task(runs.kept.keep())

@@ -23,6 +23,8 @@ from tests.services.launcher.serve_options import serve_options
         "-dp 2 -dpn 1 -dpe -dpl 1 -dpa 10.0.0.1",
         "--port 0 --grpc-port 0 --data-parallel-rpc-port 0",
         "--num-blocks 64 --block-size 16 --max-model-len 1024",
+        "-dp 2 --max-data-parallel-size 4",
+        "-dp 2 -dpl 0 -dpa h --max-data-parallel-size 2",
     ],
 )
 def test_sensible_combinations_pass(flags: str) -> None:
@@ -63,6 +65,9 @@ def test_sensible_combinations_pass(flags: str) -> None:
         ("--engine-host 10.0.0.2", ["--engine-host 10.0.0.2", "--headless", "127.0.0.1", "--data-parallel-address"]),
         ("--engine-advertise-host n2", ["--engine-advertise-host n2", "--headless", "--data-parallel-address"]),
         ("-dp 2 -dpl 0 -dpa h --engine-host ::", ["--engine-host ::", "--data-parallel-size-local 0"]),
+        ("-dp 4 --max-data-parallel-size 3", ["--max-data-parallel-size 3", "--data-parallel-size 4"]),
+        ("-dp 4 -dpl 2 -dph --max-data-parallel-size 8", ["--max-data-parallel-size 8", "--data-parallel-hybrid-lb"]),
+        ("-dp 4 -dpl 2 --headless -dpa h --max-data-parallel-size 8", ["--max-data-parallel-size 8", "--headless"]),
         ("--port 8001", ["--port", "--grpc-port", "8001"]),
         ("--port 29550", ["--port", "--data-parallel-rpc-port", "29550"]),
         ("--grpc-port 29550", ["--grpc-port", "--data-parallel-rpc-port", "29550"]),

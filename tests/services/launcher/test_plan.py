@@ -49,6 +49,15 @@ def test_engines_get_their_ranks_and_the_models_settings() -> None:
     assert dict(engines[0].environment)["OMP_NUM_THREADS"] == "3"
 
 
+def test_an_engine_that_is_added_takes_the_size_as_it_is_then() -> None:
+    options = serve_options("-dp 2 --max-data-parallel-size 4")
+    assert options.max_local_ranks == 4
+    values = parsed(plan.plan_engine(options, PLACES, slot=2, rank=3), flag_table.ENGINE)
+    assert (values["rank"], values["data_parallel_size"], values["unix_path"]) == (3, None, Path("/run/m/e2.sock"))
+    assert parsed(plan.plan_head(options, PLACES, port=1), flag_table.HEAD)["max_data_parallel_size"] == 4
+    assert plan.threads_per_rank(options, 9) == ThreadShare(2, 2), "threads that rest when the others come"
+
+
 DOORS = (
     "--tls-cert c --tls-key k --tls-ca a --no-tls-client-auth --tls-server-name n --cluster-token-file t "
     "--no-grpc-reflection"

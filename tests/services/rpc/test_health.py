@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from muster import v1 as wire
 
 from services.rpc.errors import describe
+from services.rpc.server import RpcServer
 from tests.services.rpc.serving import SERVICE, serving, unwritten_servicer
+from tests.support.certificates import TestAuthority
 
 Status = health_pb2.HealthCheckResponse
 
@@ -57,3 +62,29 @@ async def test_watchers_hear_every_change_also_after_another_one_left() -> None:
         served.server.set_all_not_serving()
         assert (await stayer.read()).status == Status.NOT_SERVING
         stayer.cancel()
+
+
+async def test_a_health_port_answers_without_tls_and_tokens_and_nothing_else(tmp_path: Path) -> None:
+    """For probes that cannot speak TLS."""
+    token = tmp_path / "token"
+    token.write_text("a-token-of-many-characters\n")
+    security = replace(TestAuthority(tmp_path / "ours").node(), cluster_token_file=token)
+    server = RpcServer(security=security)
+    server.add(SERVICE, wire.add_RendezvousServiceServicer_to_server, unwritten_servicer())
+    server.listen_tcp("127.0.0.1", 0, flags="--port")
+    port = server.listen_health("127.0.0.1", 0, flags="--health-port")
+    await server.start()
+    server.set_serving("", True)
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert (await stub.Check(request(""))).status == Status.SERVING
+            assert (await stub.Check(request(SERVICE))).status == Status.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Check(request("no.such.Service"))
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest())
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    finally:
+        await server.stop(0)

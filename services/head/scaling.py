@@ -1,0 +1,97 @@
+"""Changing how many independent ranks there are: the roster's wanted size, then the ranks that come or go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc
+from muster import v1 as wire
+
+from services.head.control_plane import ControlPlane
+from services.head.operations import RankOperations
+from services.head.roster import RankRecord, RankState
+from services.rpc.errors import RpcError, invalid_field
+
+_log = logging.getLogger(__name__)
+
+
+class Scaling:
+    """One change at a time. What is asked for is what remains, or what is really there when that cannot be had."""
+
+    def __init__(self, control: ControlPlane, operations: RankOperations) -> None:
+        self._control = control
+        self._operations = operations
+        self._lock = asyncio.Lock()
+
+    async def scale(self, size: int, timeout_s: float | None, ready_timeout_s: float) -> list[wire.RankResult]:
+        """A result per rank that came or went. Raises RpcError when the size cannot be."""
+        self._check(size)
+        if self._lock.locked():
+            raise RpcError(
+                grpc.StatusCode.ABORTED,
+                "the deployment is being scaled already; ask again when that is done",
+                reason="SCALING",
+                retry_after_s=1.0,
+            )
+        async with self._lock:
+            return await self._grow(size, ready_timeout_s) if size > self._size else await self._shrink(size, timeout_s)
+
+    @property
+    def _size(self) -> int:
+        return len(self._control.roster.ranks)
+
+    def _check(self, size: int) -> None:
+        most = self._control.rules.most_ranks
+        if not 1 <= size <= most:
+            raise invalid_field(
+                "data_parallel_size",
+                f"{size} is not between 1 and {most}; the head's --max-data-parallel-size is the limit",
+            )
+        if self._control.is_lockstep and size != self._size:
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the ranks compute in lockstep, each with its share of the experts; their number is that of the start",
+                reason="LOCKSTEP_GROUP",
+            )
+
+    async def _grow(self, size: int, ready_timeout_s: float) -> list[wire.RankResult]:
+        before = self._size
+        self._control.resize(size)
+        results = await asyncio.gather(*(self._await_ready(rank, ready_timeout_s) for rank in range(before, size)))
+        if any(result.code for result in results):
+            # The size is what serves: a rank that came is kept, unless one before it did not.
+            kept = next(result.rank for result in results if result.code)
+            _log.warning("scaled to %d ranks instead of %d: %s", kept, size, results[kept - before].message)
+            await self._leave(kept, 0.0)
+        return results
+
+    async def _await_ready(self, rank: int, timeout_s: float) -> wire.RankResult:
+        after = await self._operations.until(rank, lambda now: now.state is RankState.READY, timeout_s)
+        if after is not None and after.engine is not None:
+            return wire.RankResult(rank=rank, message=f"ready: pid {after.engine.pid} on {after.engine.host}")
+        ranks = self._control.roster.ranks
+        now = ranks[rank] if rank < len(ranks) else RankRecord(rank, 0.0)
+        hint = "" if now.engine is not None else "; nobody started an engine for it, see docs/scaling.md"
+        message = f"not ready within {timeout_s:g} s, given up; {now.state.value}: {now.reason}{hint}"
+        return wire.RankResult(rank=rank, code=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message=message)
+
+    async def _shrink(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
+        remaining = self._control.roster.ranks[:size]
+        if size < self._size and not any(record.state is RankState.READY for record in remaining):
+            raise RpcError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"none of the {size} ranks that would remain is ready: requests would have nowhere to go",
+                reason="NOBODY_WOULD_SERVE",
+            )
+        return await self._leave(size, timeout_s)
+
+    async def _leave(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
+        """The ranks from `size` on leave, all at one time."""
+        leaving = range(size, self._size)
+        self._control.resize(size)
+        results = await asyncio.gather(*(self._operations.retire(rank, timeout_s) for rank in leaving))
+        for rank in reversed(leaving):
+            if rank < self._size:
+                self._control.forget(rank, "not wanted any more")
+        return results
