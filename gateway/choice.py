@@ -84,7 +84,7 @@ class Choice:
             logprobs=tuple(self._unsent_logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
-            pieces=tuple(self._pieces) if len(self._pieces) > 1 else (),
+            pieces=tuple(self._pieces) if len(self._pieces) > 1 and self._interval == 1 else (),
         )
         self._unsent_ids, self._unsent_logprobs = [], []
         self._unsent_thoughts, self._num_unsent_thoughts = "", 0

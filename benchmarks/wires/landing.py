@@ -36,7 +36,7 @@ class Landing(ChangeSignal):
         self.ended = asyncio.Event()
         self._stamps = stamps
         self._warm_up_s = warm_up_s
-        self._num_told = 0
+        self._is_due = False
         self._first_s = 0.0
         self._begins: tuple[float, float] | None = None
         self._ends = (0.0, 0.0)
@@ -45,12 +45,13 @@ class Landing(ChangeSignal):
 
     def notify(self) -> None:
         super().notify()
-        self._num_told += 1
-        if self._num_told == len(self.tickets):
-            self._num_told = 0
-            self._frame()
+        if not self._is_due:
+            # Behind all the tickets that are told of in this turn, however many steps there are in it.
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._frame)
 
     def _frame(self) -> None:
+        self._is_due = False
         now_ns = time.monotonic_ns()
         steps, _ = self.tickets[0].take()
         for ticket in self.tickets[1:]:
@@ -63,7 +64,7 @@ class Landing(ChangeSignal):
             self._first_s = self._first_s or now_ns / 1e9
             if now_ns / 1e9 >= self._first_s + self._warm_up_s:
                 self._begins = (now_ns / 1e9, _cpu_s())
-        if self.tickets[0].end is not None and not self.ended.is_set():
+        if all(ticket.end is not None for ticket in self.tickets) and not self.ended.is_set():
             self._ends = (self._ends[0], _cpu_s())
             self.ended.set()
 

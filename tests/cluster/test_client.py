@@ -108,7 +108,8 @@ def test_the_programs_of_the_page_run(cluster: Cluster, capsys: pytest.CaptureFi
     program = (text + tokens).replace("127.0.0.1:8001", cluster.grpc_target)
     exec(program.replace("127.0.0.1:29550", cluster.head_target), {})
     said = capsys.readouterr().out
-    assert "{0: 0, 1: 0}" in said
+    # A load that was taken just before the answer ended still counts it.
+    assert re.search(r"^\{0: 0, 1: [01]\}$", said, re.MULTILINE)
     assert "1 0 " in said
     cluster.wait_for(lambda: cluster.state(1) == "READY", "an undrained rank")
 

@@ -241,7 +241,7 @@ BUGS = [
     Bug(TWO, APART, member=StopsByItself),
     Bug(Scenario(pauses=1, sync_interval=2), APART, member=VotesWhenItLikes),
     Bug(TWICE, IDLE_TAKEN, waves=BelievesLateEnds),
-    Bug(PAUSED, THOUGH_PAUSED, member=PausesAtOnce),
+    Bug(PAUSED, APART, member=PausesAtOnce),
     Bug(PAUSED, NEVER_RESTS, member=PausesBeforeTheStart),
     Bug(PAUSED, APART, member=AnyPauseStops),
     Bug(Scenario(requests=(1,), pauses=1), NEVER_RESTS, waves=ForgetsWhoWaits),

@@ -140,7 +140,11 @@ async def test_chunks_have_at_least_so_many_tokens(path: str) -> None:
         events = events_of((await rest.client.post(path, json=body)).content)
     choices = [event["choices"][0] for event in events]
     texts = [choice["text"] if "text" in choice else choice["delta"].get("content", "") for choice in choices]
-    assert [text for text in texts if text] == ["a", "bcde", "fghi", "jk"]
+    told = [text for text in texts if text]
+    assert "".join(told) == "abcdefghijk"
+    # A gateway that is behind its engine tells what came meanwhile at once, which is more.
+    assert all(len(text) >= 4 for text in told[1:-1])
+    assert len(told) <= 4
     ids = [token_id for choice in choices for token_id in choice.get("token_ids", ())]
     assert bytes(ids[:11]) == b"abcdefghijk"
 
