@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -144,6 +145,7 @@ class Abuse:
         await self._attack(TOGETHER, ports, self._plan.warm_up_s, 0)
         self._report = Report()
         await self._span(_SETTLING, 2 * self._plan.settle_s)
+        gc.collect()
         before = self._sizes()
         watching = asyncio.create_task(self._watch_sizes())
         remaining_s, number = self._plan.seconds, 0
@@ -228,6 +230,8 @@ class Abuse:
     async def _compare_sizes(self, before: dict[str, tuple[int, int]]) -> None:
         deadline_s = time.monotonic() + _SETTLE_S
         while True:
+            # Our own callers' channels, which grpcio closes no sooner than they are collected.
+            gc.collect()
             now = self._sizes()
             problems = [problem for name in before for problem in _grown(name, before[name], now.get(name))]
             if not problems or time.monotonic() > deadline_s:
