@@ -109,7 +109,7 @@ def test_the_programs_of_the_page_run(cluster: Cluster, capsys: pytest.CaptureFi
     exec(program.replace("127.0.0.1:29550", cluster.head_target), {})
     said = capsys.readouterr().out
     # A load that was taken just before the answer ended still counts it.
-    assert re.search(r"^\{0: 0, 1: [01]\}$", said, re.MULTILINE)
+    assert re.search(r"^\{0: [01], 1: [01]\}$", said, re.MULTILINE)
     assert "1 0 " in said
     cluster.wait_for(lambda: cluster.state(1) == "READY", "an undrained rank")
 

@@ -24,13 +24,11 @@ from tests.support.browser import PHONE, Visit, chromium
 from tests.support.cluster import Cluster
 from tests.support.default_model import default_model_path
 from tests.support.metric_names import Series
-from tests.support.watching_files import alerts, documented_metrics, panels
+from tests.support.watching_files import OF_GROUPS, alerts, documented_metrics, panels
 
 pytestmark = [pytest.mark.cluster, pytest.mark.model]
 
 _PORTS = FLAGS[: FLAGS.index("--dtype")]
-# Of mixtures of experts; a dense deployment has the names and no samples.
-_OF_GROUPS = {"muster:group_steps_total", "muster:dummy_steps_total", "muster:exchanged_bytes_total"}
 _LONG = "Tell me a very long story about a lighthouse, a storm and two hundred ships."
 
 
@@ -157,7 +155,7 @@ def _dashboard_and_alerts_are_true(cluster: Cluster) -> None:
     told = {name for name, _ in types if not name.endswith("_created")}
     assert told == set(documented_metrics())
     for name, labels in documented_metrics().items():
-        if name in _OF_GROUPS:
+        if name in OF_GROUPS:
             assert name not in series.labels
             continue
         shown = series.labels[name if name in series.labels else f"{name}_bucket"]
