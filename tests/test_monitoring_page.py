@@ -12,8 +12,8 @@ import yaml
 
 from tests.support.metric_names import Series
 from tests.support.watching_files import (
-    OF_GROUPS,
     DASHBOARD,
+    OF_GROUPS,
     PAGE,
     ROOT,
     RULES,
