@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from benchmarks.wires.stamps import Stamps
@@ -27,31 +28,40 @@ class Arrivals:
         return asdict(self)
 
 
-class Landing(ChangeSignal):
-    """The news of all tickets: notices when the last one of a frame was told, and empties them."""
+class _News(ChangeSignal):
+    """Of one ticket, as in the product, where each request has its own."""
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def notify(self) -> None:
+        super().notify()
+        self._told()
+
+
+class Landing:
+    """All tickets: notices when the last one of a frame was told, and empties them."""
 
     def __init__(self, num_requests: int, stamps: Stamps, *, warm_up_s: float) -> None:
-        super().__init__()
-        self.tickets = [Ticket(self) for _ in range(num_requests)]
+        self.tickets = [Ticket(_News(self._ticket_told)) for _ in range(num_requests)]
         self.ended = asyncio.Event()
         self._stamps = stamps
         self._warm_up_s = warm_up_s
-        self._is_due = False
+        self._num_told = 0
         self._first_s = 0.0
         self._begins: tuple[float, float] | None = None
         self._ends = (0.0, 0.0)
         self._latencies_us: list[float] = []
         self._num_frames = 0
 
-    def notify(self) -> None:
-        super().notify()
-        if not self._is_due:
-            # Behind all the tickets that are told of in this turn, however many steps there are in it.
-            self._is_due = True
-            asyncio.get_running_loop().call_soon(self._frame)
+    def _ticket_told(self) -> None:
+        self._num_told += 1
+        if self._num_told == len(self.tickets):
+            self._num_told = 0
+            self._frame()
 
     def _frame(self) -> None:
-        self._is_due = False
         now_ns = time.monotonic_ns()
         steps, _ = self.tickets[0].take()
         for ticket in self.tickets[1:]:

@@ -117,7 +117,6 @@ async def receive(socket: Path, landing: Landing, *, packed: bool) -> None:
     for ticket in landing.tickets:
         ticket.end = Finished(FinishReason.LENGTH, None, 0)
         ticket.news.notify()
-    await landing.ended.wait()
     ready.send(b"")
     context.destroy(linger=1000)
 
