@@ -45,7 +45,11 @@ class PatientProtocol(HttpProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._patience.works(self)
+        if self.cycle is not None and self.cycle.response_complete:
+            # Answered before its body was here: from us nothing more will come.
+            self._patience.waits(self, Wait.REQUEST)
+        else:
+            self._patience.works(self)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

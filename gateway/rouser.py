@@ -58,10 +58,12 @@ class Rouser:
         self._num_frames = 0
         self._in_round = True
         started_s = self._clock()
-        self._wake()
-        # Behind all that was just woken; and then behind the writes, which uvloop makes at the end of its turn.
-        loop = asyncio.get_running_loop()
-        loop.call_soon(loop.call_soon, self._round_is_over, started_s)
+        try:
+            self._wake()
+        finally:
+            # Behind all that was just woken; and then behind the writes, which uvloop makes at the end of its turn.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._round_is_over, started_s)
 
     def _round_is_over(self, started_s: float) -> None:
         self._in_round = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, NoReturn
 
 import grpc
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdminServicer(wire.AdminServiceServicer):
-    """Drains and restarts ranks, and passes on what each engine does for itself."""
+    """Drains, restarts, adds and takes away ranks, pauses groups, and passes on what each engine does for itself."""
 
     def __init__(
         self, control: ControlPlane, dial: Callable[[str], grpc.aio.Channel] = dial, own_host_id: str | None = None
@@ -34,6 +34,7 @@ class AdminServicer(wire.AdminServiceServicer):
         self._calls = RankCalls(control, dial, own_host_id or host_id())
         self._operations = RankOperations(control)
         self._scaling = Scaling(control, self._operations)
+        self._running: set[asyncio.Task[list[wire.RankResult]]] = set()
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
         ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
@@ -50,14 +51,15 @@ class AdminServicer(wire.AdminServiceServicer):
         ready_timeout_s = _seconds(request, "ready_timeout")
         if ready_timeout_s is None:
             ready_timeout_s = self._control.timing.ready_timeout_s
-        results = await self._operations.restart_all(ranks, timeout_s, ready_timeout_s)
+        results = await self._to_the_end(self._operations.restart_all(ranks, timeout_s, ready_timeout_s))
         return wire.RestartResponse(results=results)
 
     async def Scale(self, request: wire.ScaleRequest, context: Any) -> wire.ScaleResponse:
         ready_timeout_s = _seconds(request, "ready_timeout")
         if ready_timeout_s is None:
             ready_timeout_s = self._control.timing.ready_timeout_s
-        results = await self._scaling.scale(request.data_parallel_size, _seconds(request, "timeout"), ready_timeout_s)
+        scaling = self._scaling.scale(request.data_parallel_size, _seconds(request, "timeout"), ready_timeout_s)
+        results = await self._to_the_end(scaling)
         return wire.ScaleResponse(results=results, data_parallel_size=len(self._control.roster.ranks))
 
     async def ResetPrefixCache(
@@ -98,6 +100,18 @@ class AdminServicer(wire.AdminServiceServicer):
         _log.warning("log level is %s from now on", set_log_level(request.level))
         level = wire.SetLogLevelRequest(level=request.level)
         return wire.SetLogLevelResponse(results=await self._calls.each(ranks, lambda engine: engine.SetLogLevel(level)))
+
+    async def _to_the_end(self, operation: Coroutine[Any, Any, list[wire.RankResult]]) -> list[wire.RankResult]:
+        """Also when the caller goes away: a rank that was drained to be stopped must not stay between the two."""
+        task = asyncio.create_task(operation)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[list[wire.RankResult]]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.debug("an operation on ranks ended: %s", task.exception())
 
     def _whole_group(self, selector: wire.RankSelector, operation: str, instead: str) -> list[int]:
         if not self._control.is_lockstep:

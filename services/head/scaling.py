@@ -64,6 +64,10 @@ class Scaling:
             kept = next(result.rank for result in results if result.code)
             _log.warning("scaled to %d ranks instead of %d: %s", kept, size, results[kept - before].message)
             await self._leave(kept, 0.0)
+            message = f"left again, because rank {kept} did not come"
+            results = [
+                result if result.code or result.rank < kept else _taken_back(result, message) for result in results
+            ]
         return results
 
     async def _await_ready(self, rank: int, timeout_s: float) -> wire.RankResult:
@@ -95,3 +99,7 @@ class Scaling:
             if rank < self._size:
                 self._control.forget(rank, "not wanted any more")
         return results
+
+
+def _taken_back(result: wire.RankResult, message: str) -> wire.RankResult:
+    return wire.RankResult(rank=result.rank, code=grpc.StatusCode.ABORTED.value[0], message=message)

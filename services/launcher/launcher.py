@@ -58,6 +58,7 @@ class Launcher:
         self._screen = Screen(log_format=options.log_format, level=options.log_level)
         self._serving = ServingTimes()
         self._was_ready = False
+        self._roster: wire.Roster | None = None
         self._host_id = host_id()
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
@@ -119,6 +120,8 @@ class Launcher:
                 )
             self._was_ready = True
             self._say_ready()
+            if self._roster is not None:
+                self._follow_size(self._roster)
             await watching
         finally:
             following.cancel()
@@ -127,6 +130,7 @@ class Launcher:
         return None
 
     def _follow_size(self, roster: wire.Roster) -> None:
+        self._roster = roster
         if self._was_ready and self._options.runs_head and not self._stop.is_set():
             self._node.follow_size(roster)
 

@@ -322,6 +322,11 @@ def _check_most_ranks(options: ServeOptions) -> None:
             f"--max-data-parallel-size {most} is less than --data-parallel-size {options.data_parallel_size}: "
             "raise the first or lower the second"
         )
+    if options.enable_expert_parallel:
+        raise FlagCombinationError(
+            f"--max-data-parallel-size {most} with --enable-expert-parallel: each rank holds its share of the experts, "
+            "so that their number is that of the start; leave one of the two out"
+        )
     if options.gateway_ranks is not None:
         flag = _external_flag(options) if options.is_external else "--data-parallel-hybrid-lb"
         raise FlagCombinationError(

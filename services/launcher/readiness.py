@@ -81,4 +81,5 @@ class Readiness:
         return "; ".join(late) or "the gateway is not ready"
 
     def _all_ready(self, entries: Sequence[wire.RankEntry]) -> bool:
-        return len(entries) >= self._num_expected and all(e.state == wire.RANK_STATE_READY for e in entries)
+        # As many as were asked for at the start; a rank that `muster scale` adds meanwhile gets its engine afterwards.
+        return sum(entry.state == wire.RANK_STATE_READY for entry in entries) >= self._num_expected

@@ -312,7 +312,7 @@ class AsyncClient:
     async def drain(self, ranks: Sequence[int] = (), *, timeout_s: float | None = None) -> list[wire.RankResult]:
         """Lets ranks, or all, finish what runs and take no more; after `timeout_s` what still runs is aborted."""
         request = wire.DrainRequest(selector=wire.RankSelector(ranks=ranks), timeout=to_duration(timeout_s))
-        return list((await self._unary(self._admin().Drain, request)).results)
+        return list((await self._operate(self._admin().Drain, request)).results)
 
     async def undrain(self, ranks: Sequence[int] = ()) -> list[wire.RankResult]:
         request = wire.UndrainRequest(selector=wire.RankSelector(ranks=ranks))
@@ -321,7 +321,12 @@ class AsyncClient:
     async def restart(self, ranks: Sequence[int] = (), *, timeout_s: float | None = None) -> list[wire.RankResult]:
         """One after another, each drained first and waited for."""
         request = wire.RestartRequest(selector=wire.RankSelector(ranks=ranks), timeout=to_duration(timeout_s))
-        return list((await self._unary(self._admin().Restart, request)).results)
+        return list((await self._operate(self._admin().Restart, request)).results)
+
+    async def scale(self, data_parallel_size: int, *, timeout_s: float | None = None) -> list[wire.RankResult]:
+        """Adds or takes away ranks, and answers for each; of a leaving one, what runs after `timeout_s` is aborted."""
+        request = wire.ScaleRequest(data_parallel_size=data_parallel_size, timeout=to_duration(timeout_s))
+        return list((await self._operate(self._admin().Scale, request)).results)
 
     async def reset_prefix_cache(self, ranks: Sequence[int] = ()) -> list[wire.RankResult]:
         request = wire.ResetPrefixCacheRequest(selector=wire.RankSelector(ranks=ranks))
@@ -348,6 +353,10 @@ class AsyncClient:
 
     async def _unary(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         return await _unary(method, request, self._timeout_s, self._metadata(NO_FACTS))
+
+    async def _operate(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
+        """For what takes as long as requests run, or processes start: without this client's own deadline."""
+        return await _unary(method, request, None, self._metadata(NO_FACTS))
 
     def _metadata(self, facts: CallFacts) -> Metadata:
         return self._connection.metadata(facts)

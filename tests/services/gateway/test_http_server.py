@@ -131,6 +131,26 @@ async def test_a_connection_that_never_says_enough_is_closed(said: bytes, answer
     assert bool(heard) == bool(answered)
 
 
+async def test_a_connection_that_was_answered_before_its_body_is_closed_too() -> None:
+    class Hasty(App):
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            if scope["type"] == "lifespan":
+                await super().__call__(scope, receive, send)
+                return
+            headers = [(b"content-length", b"0")]
+            await send({"type": "http.response.start", "status": 404, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+    async with serving(Hasty(), Limits(request_s=0.1)) as port, asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+        writer.write(b"{}")
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read(1) == b""
+        writer.close()
+
+
 async def test_a_client_that_never_reads_is_let_go() -> None:
     class Talker(App):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:

@@ -86,6 +86,32 @@ async def test_ranks_that_do_not_come_are_given_up_and_the_size_is_what_serves()
         assert (await until_size(head, 2)).wanted_size == 2
 
 
+async def test_a_rank_beyond_one_that_did_not_come_is_said_to_have_left() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        growing = scale(head, 3, ready_timeout=Duration(nanos=300_000_000))
+        await until_size(head, 3)
+        leaving = asyncio.create_task(leaves(await serving(head, 2)))
+        grown = await answer(growing)
+        await leaving
+        assert grown.data_parallel_size == 1
+        assert [(result.rank, result.code) for result in grown.results] == [(1, 4), (2, 10)]
+        assert grown.results[1].message == "left again, because rank 1 did not come"
+
+
+async def test_a_change_goes_on_when_its_caller_goes_away() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        engine = await serving(head, 1)
+        shrinking = scale(head, 1)
+        assert (await engine.receive()).WhichOneof("frame") == "drain"
+        shrinking.cancel()
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert (await engine.receive()).stop.retire
+        await engine.send(goodbye=wire.Goodbye(reason="retired"))
+        await until_size(head, 1)
+
+
 async def self_stop(engine: Engine) -> None:
     assert (await engine.receive()).stop.retire
     await engine.send(goodbye=wire.Goodbye(reason="retired"))

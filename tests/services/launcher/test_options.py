@@ -68,6 +68,10 @@ def test_sensible_combinations_pass(flags: str) -> None:
         ("-dp 4 --max-data-parallel-size 3", ["--max-data-parallel-size 3", "--data-parallel-size 4"]),
         ("-dp 4 -dpl 2 -dph --max-data-parallel-size 8", ["--max-data-parallel-size 8", "--data-parallel-hybrid-lb"]),
         ("-dp 4 -dpl 2 --headless -dpa h --max-data-parallel-size 8", ["--max-data-parallel-size 8", "--headless"]),
+        (
+            "-dp 2 --max-data-parallel-size 4 --enable-expert-parallel",
+            ["--max-data-parallel-size 4", "--enable-expert-"],
+        ),
         ("--port 8001", ["--port", "--grpc-port", "8001"]),
         ("--port 29550", ["--port", "--data-parallel-rpc-port", "29550"]),
         ("--grpc-port 29550", ["--grpc-port", "--data-parallel-rpc-port", "29550"]),
