@@ -117,7 +117,7 @@ def _check_tracing() -> None:
     except ModuleNotFoundError:
         found = [None]
     if None in found:
-        raise HttpFrontError("--otlp-traces-endpoint needs OpenTelemetry: pip install 'muster[otel]', or leave it out")
+        raise HttpFrontError("--otlp-traces-endpoint needs OpenTelemetry: pip install '.[otel]', or leave it out")
 
 
 def _reason(error: Exception) -> str:

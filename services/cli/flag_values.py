@@ -32,6 +32,9 @@ def path(value: str) -> Path:
     return Path(text(value)).expanduser()
 
 
+_LONGEST_S = 10 * 366 * 24 * 3600.0
+
+
 def whole_number(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
     wanted = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
 
@@ -62,7 +65,10 @@ def seconds(value: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|)", value.strip().lower())
     if found is None:
         raise ValueError("is not a duration; give seconds such as 30, or 500ms, 5m, 1h")
-    return float(found[1]) * _SECONDS_BY_UNIT[found[2]]
+    duration = float(found[1]) * _SECONDS_BY_UNIT[found[2]]
+    if duration > _LONGEST_S:
+        raise ValueError("is longer than ten years; leave the flag out where it may be without a limit")
+    return duration
 
 
 def positive_seconds(value: str) -> float:

@@ -55,7 +55,7 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("--enable-elastic-ep", "--elastic-ep-max-dp-size"),
-        "the number of ranks is fixed when the head starts; leave it out, and give --data-parallel-size",
+        "independent ranks come and go with muster scale, up to --max-data-parallel-size; leave it out",
     ),
     **dict.fromkeys(("--enable-fault-tolerance", "--fault-tolerance-config"), _ALWAYS_ON),
     "--grpc": "InferenceService is always served, on --grpc-port; leave it out",

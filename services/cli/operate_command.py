@@ -81,7 +81,7 @@ def run_scale(namespace: argparse.Namespace, environment: Mapping[str, str]) -> 
     """Returns 1 when a rank did not come or go."""
     values = _values(flag_table.SCALE, namespace, environment)
     try:
-        size = whole_number(1)(namespace.size)
+        size = whole_number(1, 4096)(namespace.size)
     except ValueError as error:
         raise FlagValueError(f"N: {namespace.size!r} {error}") from None
     timeout, ready_timeout = _duration(values["timeout"]), _duration(values["ready_timeout"])

@@ -139,7 +139,10 @@ def _seconds(
     if not request.HasField(field):  # type: ignore[arg-type]  # Drain has the first only
         return None
     duration: Duration = getattr(request, field)
-    seconds: float = duration.ToNanoseconds() / 1e9
+    try:
+        seconds = float(duration.ToNanoseconds()) / 1e9
+    except ValueError:  # beyond what a Duration may be, some ten thousand years
+        raise invalid_field(field, f"{duration.seconds} s is no duration; give less, or leave it out") from None
     if seconds < 0:
         raise invalid_field(field, f"is {seconds:g} s; give 0 or more, or leave it out")
     return seconds

@@ -217,7 +217,7 @@ def check(options: ServeOptions) -> None:
     if options.quantization != "none" and options.device != "cpu":
         raise FlagCombinationError(
             f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
-            "only; leave one of the two out"
+            "only; give --device cpu, or leave --quantization out"
         )
     if options.attention_backend == "flash" and options.device == "cpu":
         raise FlagCombinationError(

@@ -158,6 +158,14 @@ async def test_a_size_beyond_the_limits_is_refused(size: int, agreed: Any, limit
         assert f"{size} is not between 1 and {limit}" in error.message
 
 
+async def test_a_timeout_that_is_no_duration_is_refused() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        for field in ("timeout", "ready_timeout"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await scale(head, 2, **{field: Duration(seconds=2**63 - 1)})
+            assert describe(caught.value).violations[0].field == field
+
+
 async def test_a_lockstep_group_keeps_its_size() -> None:
     async with running_head(ONE_OF_FOUR) as head:
         await serving(head, 0)
