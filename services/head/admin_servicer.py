@@ -22,6 +22,9 @@ from services.rpc.log_level import set_log_level
 
 _log = logging.getLogger(__name__)
 
+# What google.protobuf.Duration allows: ten thousand years.
+_LONGEST_S = 315_576_000_000
+
 
 class AdminServicer(wire.AdminServiceServicer):
     """Drains, restarts, adds and takes away ranks, pauses groups, and passes on what each engine does for itself."""
@@ -139,10 +142,9 @@ def _seconds(
     if not request.HasField(field):  # type: ignore[arg-type]  # Drain has the first only
         return None
     duration: Duration = getattr(request, field)
-    try:
-        seconds = float(duration.ToNanoseconds()) / 1e9
-    except ValueError:  # beyond what a Duration may be, some ten thousand years
-        raise invalid_field(field, f"{duration.seconds} s is no duration; give less, or leave it out") from None
+    if abs(duration.seconds) > _LONGEST_S:
+        raise invalid_field(field, f"{duration.seconds} s is no duration; give less, or leave it out")
+    seconds: float = duration.ToNanoseconds() / 1e9
     if seconds < 0:
         raise invalid_field(field, f"is {seconds:g} s; give 0 or more, or leave it out")
     return seconds
