@@ -6,8 +6,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
-from engine.errors import GroupBrokenError
+from engine.core import EngineCore
+from engine.errors import EngineError, GroupBrokenError
 from engine.loop import EngineLoop
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.placement import ExpertPlacement
@@ -49,25 +51,29 @@ class GroupMember:
 
     def connected(self) -> None:
         """A stream to the head was opened."""
-        self._loop.call(self._lockstep.connected)
+        self._ask(self._lockstep.connected)
 
     def form(self, epoch: int, members: Sequence[int], target: str) -> None:
         """The head asks to form a group; `target` is where its first member listens, empty for that member."""
-        self._loop.call(lambda core: self._begin(epoch, tuple(members), target))
+        self._ask(lambda core: self._begin(epoch, tuple(members), target))
 
     def start(self, epoch: int, wave: int) -> None:
         """The head starts a wave."""
-        self._loop.call(lambda core: self._lockstep.start(epoch, wave))
+        self._ask(lambda core: self._lockstep.start(epoch, wave))
 
     def pause(self, epoch: int, wave: int) -> None:
         """The head wants a wave to stop."""
-        self._loop.call(lambda core: self._lockstep.pause(epoch, wave))
+        self._ask(lambda core: self._lockstep.pause(epoch, wave))
 
     def disband(self, epoch: int, reason: str) -> None:
         """The head ends a group."""
         _log.info("the group of epoch %d ends: %s", epoch, reason)
         self._lockstep.interrupt(epoch, reason)  # the engine thread may be waiting in it
-        self._loop.call(lambda core: self._lockstep.disband(core, epoch))
+        self._ask(lambda core: self._lockstep.disband(core, epoch))
+
+    def _ask(self, function: Callable[[EngineCore], object]) -> None:
+        """Of the engine thread. Nobody waits for it, so that what goes wrong is said here."""
+        self._loop.call(function).add_done_callback(_say_failure)
 
     def _begin(self, epoch: int, members: tuple[int, ...], target: str) -> None:
         if not self._lockstep.form(epoch, is_first=not target):
@@ -102,9 +108,9 @@ class GroupMember:
                 _log.warning("the group of epoch %d was not formed: %s", epoch, error)
             else:
                 _log.exception("the group of epoch %d was not formed", epoch)
-            self._loop.call(lambda core: self._lockstep.failed(core, epoch))
+            self._ask(lambda core: self._lockstep.failed(core, epoch))
         else:
-            self._loop.call(lambda core: self._lockstep.formed(core, group))
+            self._ask(lambda core: self._lockstep.formed(core, group))
         finally:
             if listener is not None:
                 listener.close()
@@ -118,6 +124,14 @@ class GroupMember:
             _log.info("spreading the experts anew, over %d ranks", placement.size)
         with self._placing:
             self._spread.place(placement)
+
+
+def _say_failure(future: Future[object]) -> None:
+    error = future.exception()
+    if isinstance(error, EngineError):
+        _log.warning("the head's word on the group had no effect: %s", error)
+    elif error is not None:
+        _log.error("the head's word on the group had no effect", exc_info=error)
 
 
 def _numeric(host: str) -> str:

@@ -55,7 +55,7 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("--enable-elastic-ep", "--elastic-ep-max-dp-size"),
-        "independent ranks come and go with muster scale, up to --max-data-parallel-size; leave it out",
+        "leave it out: muster scale adds ranks to --data-parallel-size, up to --max-data-parallel-size",
     ),
     **dict.fromkeys(("--enable-fault-tolerance", "--fault-tolerance-config"), _ALWAYS_ON),
     "--grpc": "InferenceService is always served, on --grpc-port; leave it out",

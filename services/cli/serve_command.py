@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from services.cli import flag_table
 from services.cli.flag import FlagValueError, read_flags
 from services.http_front import HttpFrontError
+from services.launcher.combinations import FlagCombinationError, check
 from services.launcher.devices import DeviceAssignmentError
 from services.launcher.launcher import run_launcher
-from services.launcher.options import FlagCombinationError, ServeOptions, check
+from services.launcher.options import ServeOptions
 from services.launcher.runtime_directory import RuntimeDirectoryError
 from services.models.checkpoint import ModelNotFoundError, resolve_model
 from services.rpc.listening import ListenError

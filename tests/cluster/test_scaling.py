@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -46,4 +47,20 @@ def test_one_rank_becomes_three_and_one_again_and_no_request_fails(launch: Launc
     assert load.failures == []
     too_many = muster(cluster, "scale", "4")
     assert (too_many.returncode, "4 is not between 1 and 3" in too_many.stderr) == (1, True), too_many.stderr
+    assert cluster.stop() == 0
+
+
+def test_a_rank_that_is_asked_for_during_the_start_comes_after_it(launch: Launch) -> None:
+    cluster = launch("-dp", "1", "--max-data-parallel-size", "2")
+    engine = cluster.wait_for(lambda: next(iter(cluster.children("engine")), None), "an engine process")
+    engine.suspend()
+    with ThreadPoolExecutor(1) as pool:
+        scaling = pool.submit(muster, cluster, "scale", "2")
+        assert cluster.head_target
+        cluster.wait_for(lambda: cluster.roster().wanted_size == 2, "a head that wants two ranks")
+        engine.resume()
+        cluster.wait_until_ready()
+        grown = scaling.result()
+    assert grown.returncode == 0, grown.stdout + grown.stderr
+    assert (cluster.state(0), cluster.state(1)) == ("READY", "READY")
     assert cluster.stop() == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.main import main
-from services.launcher.options import check
+from services.launcher.combinations import check
 from tests.services.launcher.serve_options import serve_options
 
 REFUSED = [

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from services.launcher.options import FlagCombinationError, check
+from services.launcher.combinations import FlagCombinationError, check
 from tests.services.launcher.serve_options import serve_options
 
 
