@@ -97,6 +97,9 @@ class Session:
             head_incarnation=control.incarnation,
         )
         self._outbox.put(wire.RegisterResponse(welcome=welcome))
+        if control.is_leftover(membership.lease):
+            _log.info("rank %d was taken away; its engine is told to leave", membership.lease.rank)
+            control.retire(membership.lease, None)
         return membership.lease
 
     @property

@@ -39,11 +39,10 @@ async def until_size(head: Head, size: int) -> wire.Roster:
 
 
 async def leaves(engine: Engine) -> None:
-    """Obeys drain and stop as an idle engine does."""
-    assert (await engine.receive()).WhichOneof("frame") == "drain"
-    await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+    """Obeys as an engine does that finishes a request first."""
     stop = (await engine.receive()).stop
     assert (stop.retire, stop.restart) == (True, False)
+    await engine.send(heartbeat=wire.Heartbeat(draining=True))
     await engine.send(goodbye=wire.Goodbye(reason="retired"))
 
 
@@ -81,7 +80,7 @@ async def test_ranks_that_do_not_come_are_given_up_and_the_size_is_what_serves()
         await last
         assert grown.data_parallel_size == 2
         assert [result.code for result in grown.results] == [0, 4, 4]
-        assert "nobody started an engine for it" in grown.results[1].message
+        assert "no engine has registered for it" in grown.results[1].message
         assert "joining" in grown.results[2].message
         assert (await until_size(head, 2)).wanted_size == 2
 
@@ -104,10 +103,9 @@ async def test_a_change_goes_on_when_its_caller_goes_away() -> None:
         await serving(head, 0)
         engine = await serving(head, 1)
         shrinking = scale(head, 1)
-        assert (await engine.receive()).WhichOneof("frame") == "drain"
-        shrinking.cancel()
-        await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
         assert (await engine.receive()).stop.retire
+        await engine.send(heartbeat=wire.Heartbeat(draining=True))
+        shrinking.cancel()
         await engine.send(goodbye=wire.Goodbye(reason="retired"))
         await until_size(head, 1)
 
