@@ -177,6 +177,10 @@ class ControlPlane:
         if (outbox := self._streams.get(lease)) is not None:
             outbox.put(frame)
 
+    def keep_drained(self, rank: int, wish: bool) -> None:
+        """What an operator wants of a rank, whichever process it has."""
+        (self._roster.kept_drained.add if wish else self._roster.kept_drained.discard)(rank)
+
     # Size
 
     def is_leftover(self, lease: Lease) -> bool:

@@ -34,12 +34,17 @@ class RankOperations:
         self._control = control
         self.restarting: set[int] = set()
 
-    async def drain(self, rank: int, timeout_s: float | None) -> wire.RankResult:
-        """Done when no request is left on the rank; None waits for as long as they take."""
+    async def drain(self, rank: int, timeout_s: float | None, *, lasting: bool = False) -> wire.RankResult:
+        """Done when no request is left on the rank; None waits for as long as they take.
+
+        A `lasting` drain is an operator's wish: the rank's next processes drain too, until it is taken back.
+        """
         record = self._record(rank)
         lease = record.lease
         if lease is None or record.state not in _SERVES:
             return _not_serving(record, "drain")
+        if lasting:
+            self._control.keep_drained(rank, True)
         command = wire.DrainCommand()
         if timeout_s is not None:
             command.timeout.CopyFrom(convert.duration(timeout_s))
@@ -68,6 +73,7 @@ class RankOperations:
     async def undrain(self, rank: int) -> wire.RankResult:
         """Done when the rank takes requests again."""
         record = self._record(rank)
+        self._control.keep_drained(rank, False)
         if record.state is RankState.READY:
             return wire.RankResult(rank=rank, message="takes requests; it was not draining")
         if record.lease is None or record.state is not RankState.DRAINING:
@@ -107,7 +113,8 @@ class RankOperations:
 
         def is_back(now: RankRecord) -> bool:
             new = now.engine
-            return now.state is RankState.READY and new is not None and new.incarnation != old.incarnation
+            is_there = now.state is RankState.READY or (now.state is RankState.DRAINING and self._is_kept_drained(rank))
+            return is_there and new is not None and new.incarnation != old.incarnation
 
         after = await self.until(rank, lambda now: is_taken_away() or is_back(now), ready_timeout_s)
         if after is not None and is_taken_away():
@@ -122,11 +129,17 @@ class RankOperations:
             return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, message)
         assert after.engine is not None
         message = f"restarted: pid {after.engine.pid} on {after.engine.host} in place of {old.pid}"
+        if self._is_kept_drained(rank):
+            message += f"; it stays drained until 'muster undrain {rank}'"
         return wire.RankResult(rank=rank, message=message)
+
+    def _is_kept_drained(self, rank: int) -> bool:
+        return rank in self._control.roster.kept_drained
 
     def recall(self, rank: int) -> None:
         """Takes a drain back, whoever began it; a restart, which drains too, goes on."""
         record = self._record(rank)
+        self._control.keep_drained(rank, False)
         if record.lease is not None and record.state is RankState.DRAINING and rank not in self.restarting:
             self._take_back(record.lease)
 

@@ -124,6 +124,7 @@ class Roster:
         self.sequence = 1
         self.wanted_size = rules.data_parallel_size if wanted_size is None else wanted_size  # see resize
         self.num_resizes = 0
+        self.kept_drained: set[int] = set()  # ranks whose next process is to drain too
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._ranks = [RankRecord(rank, now_s) for rank in range(self.wanted_size)]
         self._gateways: dict[int, wire.GatewayEntry] = {}
@@ -190,17 +191,18 @@ class Roster:
             (other.offer for other in self._ranks if other.lease is not None and other.offer is not None), None
         )
         check_offer(offer, served)
+        drained = record.rank in self.kept_drained
         self._put(
             replace(
                 record,
-                state=RankState.READY,
+                state=RankState.DRAINING if drained else RankState.READY,
                 since_s=now_s,
                 offer=offer,
                 phase=Phase.SERVING,
                 phase_done=0,
                 phase_total=0,
                 heard_s=now_s,
-                reason="ready",
+                reason="drained before its process was replaced" if drained else "ready",
             )
         )
 
@@ -221,6 +223,7 @@ class Roster:
                 state, reason = RankState.DRAINING, "drained" if drained else "draining"
             else:
                 was_lost = record.state is RankState.LOST
+                self.kept_drained.discard(record.rank)
                 state, reason = RankState.READY, "the step loop turns again" if was_lost else "drain taken back"
         if state is not record.state:
             changed = replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason, drained=drained)
@@ -338,7 +341,7 @@ class Roster:
     def _trim(self) -> None:
         """Last ranks beyond the wanted size that nobody has, or is expected to come back to, are no more."""
         while len(self._ranks) > self.wanted_size and self._ranks[-1].state is RankState.MISSING:
-            self._ranks.pop()
+            self.kept_drained.discard(self._ranks.pop().rank)
             self.sequence += 1
 
     def _choose_rank(self, hello: Introduction) -> int:

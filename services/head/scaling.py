@@ -111,10 +111,10 @@ class Scaling:
 
     def _recall(self, size: int) -> list[int]:
         """Takes drains of ranks that are to serve back, and returns those ranks: a head may have died over them."""
-        drained = [record.rank for record in self._control.roster.ranks[:size] if record.state is RankState.DRAINING]
-        for rank in drained:
-            self._operations.recall(rank)
-        return drained
+        ranks = self._control.roster.ranks[:size]
+        for record in ranks:
+            self._operations.recall(record.rank)
+        return [record.rank for record in ranks if record.state is RankState.DRAINING]
 
     async def _leave(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
         """The ranks from `size` on leave, all at one time."""

@@ -100,6 +100,8 @@ class Session:
         if control.is_leftover(membership.lease):
             _log.info("rank %d was taken away; its engine is told to leave", membership.lease.rank)
             control.retire(membership.lease, None)
+        elif membership.lease.rank in control.roster.kept_drained:
+            self._outbox.put(wire.RegisterResponse(drain=wire.DrainCommand()))  # there is nothing to wait for yet
         return membership.lease
 
     @property
