@@ -25,7 +25,7 @@ async def test_a_rank_that_drains_is_refused_at_once_to_whom_names_it() -> None:
         cluster.head.set_state(1, wire.RANK_STATE_DRAINING)
         await eventually(lambda: not cluster.backend.cluster.serves(1), "the rank drains")
         with pytest.raises(
-            Draining, match="Rank 1, which the request asks for, is draining.*muster undrain 1"
+            Draining, match=r"Rank 1, which the request asks for, is draining.*muster undrain 1"
         ) as caught:
             await cluster.answer(ask(rank=1))
         assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (503, "draining", 5.0)
