@@ -305,6 +305,9 @@ EXPECTED_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks the head
 ENGINE_DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Deployment to join.", values.text, "", metavar="NAME",
                             shown_default="whatever the head runs")  # fmt: skip
 LOCAL = Flag("--local", PARALLEL, "This engine was started by the head's launcher.", None, False)
+WANTED_SIZE = Flag("--wanted-size", PARALLEL, "Number of ranks that `muster scale` asked an earlier head for; the "
+                   "launcher says it.", values.whole_number(1, 4096), metavar="N",
+                   shown_default="--data-parallel-size")  # fmt: skip
 LOCAL_RANKS = Flag("--local-ranks", PARALLEL, "Ranks kept for the head's own launcher.", values.ranks,
                    metavar="FIRST-LAST")  # fmt: skip
 CONFIGURATION = Flag("--configuration", PARALLEL, "Settings every rank must have.", values.setting, (),
@@ -351,9 +354,9 @@ OFFLINE = tuple(
     flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
 )
 HEAD = (
-    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT,
-    UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS,
-    LOG_LEVEL, LOG_FORMAT,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, WANTED_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE,
+    BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT,
+    *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,

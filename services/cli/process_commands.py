@@ -33,6 +33,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         deployment_id=values["deployment_id"],
         data_parallel_size=values["data_parallel_size"],
         max_data_parallel_size=values["max_data_parallel_size"],
+        wanted_size=values["wanted_size"],
         configuration=dict(values["configuration"]),
         advice=dict(values["advice"]),
         host=values["host"],

@@ -47,6 +47,7 @@ class HeadOptions:
     deployment_id: str
     data_parallel_size: int
     max_data_parallel_size: int | None = None  # to which engines may join at run time; None: as many as at the start
+    wanted_size: int | None = None  # what an earlier head was asked for; None: data_parallel_size
     configuration: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
@@ -68,6 +69,11 @@ class HeadOptions:
             return (
                 f"--max-data-parallel-size {most} is less than --data-parallel-size {self.data_parallel_size}; raise it"
                 " or leave it out"
+            )
+        if self.wanted_size is not None and not 1 <= self.wanted_size <= (most or self.data_parallel_size):
+            return (
+                f"--wanted-size {self.wanted_size} is not between 1 and --max-data-parallel-size "
+                f"{most or self.data_parallel_size}"
             )
         if self.ready_timeout_s <= 0:
             return f"--ready-timeout is {self.ready_timeout_s:g} s; give the ranks time to load"
@@ -131,9 +137,10 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         timing,
         incarnation=new_incarnation(),
         local_ranks=options.local_ranks,
+        wanted_size=options.wanted_size,
         on_serving=lambda rank, serving: server.set_serving(rank_health_name(rank), serving),
     )
-    for rank in range(options.data_parallel_size):
+    for rank in range(options.wanted_size or options.data_parallel_size):
         server.set_serving(rank_health_name(rank), False)
     server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, RendezvousServicer(control))
     server.add(COORDINATOR_SERVICE, wire.add_CoordinatorServiceServicer_to_server, CoordinatorServicer(control))

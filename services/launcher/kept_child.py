@@ -97,12 +97,6 @@ class KeptChild:
         if self._child is not None:
             await self._child.stop(grace_s)
 
-    def terminate(self) -> None:
-        """SIGTERM, and no restart."""
-        self._stopping.set()
-        if self._child is not None:
-            self._child.terminate()
-
     def kill(self) -> None:
         self._stopping.set()
         if self._child is not None:

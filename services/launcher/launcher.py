@@ -74,7 +74,7 @@ class Launcher:
             plan.head_target(options, self._places),
             Dialer(options.security).dial,
             self._concerns_us,
-            options.data_parallel_size if options.runs_head else options.num_local_ranks,
+            self._num_expected,
             self._screen,
             on_roster=self._follow_size,
         )
@@ -131,8 +131,17 @@ class Launcher:
 
     def _follow_size(self, roster: wire.Roster) -> None:
         self._roster = roster
+        self._node.note_size(roster)
         if self._was_ready and self._options.runs_head and not self._stop.is_set():
             self._node.follow_size(roster)
+
+    def _num_expected(self) -> int:
+        """Ranks without which this node is not ready; some of the start may have been taken away meanwhile."""
+        options, roster = self._options, self._roster
+        if not options.runs_head:
+            return min(options.num_local_ranks, self._node.num_engines)
+        wanted = roster.wanted_size if roster is not None else 0
+        return min(options.data_parallel_size, wanted or options.data_parallel_size)
 
     async def _end_hung_engines(self) -> None:
         """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher does."""

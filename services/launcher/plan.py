@@ -67,10 +67,12 @@ class Places:
         return self.runtime_dir / "head.targets"
 
 
-def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
-    """`port` is the flag's at first, and the one that was really taken when the head is restarted."""
+def plan_head(options: ServeOptions, places: Places, *, port: int, wanted_size: int | None = None) -> ChildSpec:
+    """`port` is the flag's at first, and the one that was really taken when the head is restarted; `wanted_size` is the
+    one that its predecessor told."""
     arguments = ["head", "--data-parallel-size", str(options.data_parallel_size)]
     arguments += _given("--max-data-parallel-size", options.max_data_parallel_size)
+    arguments += _given("--wanted-size", None if wanted_size == options.data_parallel_size else wanted_size)
     arguments += ["--deployment-id", options.deployment_id]
     arguments += ["--host", options.head_bind_address, "--port", str(port)]
     arguments += ["--unix-path", str(places.head_socket), "--targets-file", str(places.head_targets_file)]
