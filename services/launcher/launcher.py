@@ -18,6 +18,7 @@ from muster import v1 as wire
 from services.launcher import plan
 from services.launcher.banner import Banner
 from services.launcher.front_door import FrontDoor
+from services.launcher.hang_watch import MIN_PATIENCE_S, HangWatch
 from services.launcher.holdings import Holdings
 from services.launcher.lost_ranks import LostRanks
 from services.launcher.node import Node
@@ -108,7 +109,7 @@ class Launcher:
         self._say_where()
         following = asyncio.create_task(self._readiness.follow())
         # From the start on: an engine can hang while it loads.
-        watching = asyncio.create_task(self._end_hung_engines())
+        watching = asyncio.create_task(self._end_hung())
         try:
             try:
                 # The head has its own deadline for all ranks and says more; another node has only this one.
@@ -134,8 +135,14 @@ class Launcher:
         if self._was_ready and self._options.runs_head and not self._stop.is_set():
             self._node.follow_size(roster)
 
+    async def _end_hung(self) -> None:
+        """What hangs neither dies nor comes back by itself. Runs for as long as the launcher does."""
+        dial, patience_s = Dialer(self._options.security).dial, max(MIN_PATIENCE_S, self._options.heartbeat_timeout)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(HangWatch(self._node.watched(), dial, self._screen, patience_s=patience_s).watch())
+            tasks.create_task(self._end_hung_engines())
+
     async def _end_hung_engines(self) -> None:
-        """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher does."""
         lost = LostRanks(self._options.heartbeat_timeout)
         while True:
             await asyncio.sleep(_HANG_POLL_S)
