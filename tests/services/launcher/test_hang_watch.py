@@ -74,7 +74,8 @@ class Watched:
 async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     async with Watched(tmp_path / "g.sock", patience_s=1.0) as watched:
         await watched.until_said("serves")
-        assert (pid := watched.child.pid) is not None
+        pid = watched.child.pid
+        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         await watched.until_said("serves", times=2)
         assert watched.child.pid not in {None, pid}
