@@ -57,9 +57,9 @@ class Holdings:
         )
         if options.quantization != "none" and assignment.ids:
             raise devices.DeviceAssignmentError(
-                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on the GPUs of this "
-                f"node ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device cpu, or leave "
-                "--quantization out"
+                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on the GPUs of "
+                f"this node ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device cpu, or "
+                "leave --quantization out"
             )
         threads = plan.threads_per_rank(options, plan.num_usable_cores())
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
