@@ -17,7 +17,7 @@ from engine.parallel.lockstep import ExpertLayer
 from engine.parallel.placement import ExpertPlacement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpreadExperts:
     """What a rank of a group shares with the others."""
 
@@ -26,6 +26,7 @@ class SpreadExperts:
     num_experts: int
     device: torch.device
     model_fingerprint: str
+    is_placed: bool = True  # False once a placement failed half way: some layers have it, others do not
 
     @property
     def fingerprint(self) -> int:
@@ -37,10 +38,13 @@ class SpreadExperts:
         """Spreads the experts anew, if they are to be; only between groups. Raises ValueError."""
         if placement.size > self.num_experts:
             raise ValueError(f"members: {self.num_experts} experts do not give each of {placement.size} ranks one")
-        if placement != self.exchange.placement:
-            self.exchange.placement = placement
-            for layer in self.layers:
-                layer.place()
+        if self.is_placed and placement == self.exchange.placement:
+            return
+        self.is_placed = False
+        self.exchange.placement = placement  # layers read it
+        for layer in self.layers:
+            layer.place()
+        self.is_placed = True
 
 
 def open_exchange(config: EngineConfig, checkpoint: Checkpoint) -> ExpertExchange | None:

@@ -229,8 +229,11 @@ READY_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time until all ranks must be
                      600.0, metavar="SECONDS", unit="seconds")  # fmt: skip
 HEARTBEAT_INTERVAL = Flag("--heartbeat-interval", OPERATION, "How often engines renew their lease.",
                           values.positive_seconds, 2.0, metavar="SECONDS", unit="seconds")  # fmt: skip
-HEARTBEAT_TIMEOUT = Flag("--heartbeat-timeout", OPERATION, "Silence after which a rank counts as lost.",
-                         values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEARTBEAT_TIMEOUT = Flag(
+    "--heartbeat-timeout", OPERATION,
+    "Silence after which a rank counts as lost; heads and gateways hang after it too, but not before 10 s.",
+    values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds",
+)  # fmt: skip
 HEAD_TIMEOUT = Flag(
     "--head-timeout", OPERATION, "Time without a head after which engines end instead of serving on; 0 is never.",
     values.seconds, metavar="SECONDS", shown_default="5m on a --headless node, never elsewhere",

@@ -26,10 +26,10 @@ def check(options: ServeOptions) -> None:
         _check_other_node(options)
     _check_sizes(options)
     _check_expert_parallel(options)
-    if options.quantization != "none" and options.device != "cpu":
+    if options.quantization != "none" and options.device == "cuda":
         raise FlagCombinationError(
-            f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
-            "only; give --device cpu, or leave --quantization out"
+            f"--quantization {options.quantization} with --device cuda: weights are quantised for CPUs only, on a GPU "
+            "they would be held in full again; give --device cpu, or leave --quantization out"
         )
     if options.attention_backend == "flash" and options.device == "cpu":
         raise FlagCombinationError(

@@ -10,6 +10,7 @@ from itertools import chain, repeat
 from muster import v1 as wire
 
 from services.launcher import plan
+from services.launcher.hang_watch import WatchedChild
 from services.launcher.kept_child import Gone, KeptChild
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
@@ -101,6 +102,15 @@ class Node:
     @property
     def engine_pids(self) -> set[int]:
         return {engine.pid for engine in self._engines if engine.pid is not None}
+
+    def watched(self) -> list[WatchedChild]:
+        """Head and gateways, with where each answers health checks."""
+        found = [WatchedChild("head", head, f"unix:{self._places.head_socket}") for head in self._head]
+        several = len(self._gateways) > 1
+        for index, gateway in enumerate(self._gateways):
+            name = f"gateway {index}" if several else "gateway"
+            found.append(WatchedChild(name, gateway, f"unix:{self._places.gateway_socket(index)}"))
+        return found
 
     def restart_engine(self, pid: int) -> None:
         for engine in self._engines:

@@ -58,6 +58,9 @@ class Places:
     def head_socket(self) -> Path:
         return self.runtime_dir / "head.sock"
 
+    def gateway_socket(self, index: int) -> Path:
+        return self.runtime_dir / f"g{index}.sock"
+
     @property
     def metrics_dir(self) -> Path:
         return self.runtime_dir / "metrics"
@@ -180,7 +183,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--open-metrics"] if options.open_metrics else []
     arguments += ["--response-store-size", str(options.response_store_size)]
     arguments += ["--response-ttl", _number(options.response_ttl)]
-    arguments += ["--unix-path", str(places.runtime_dir / f"g{index}.sock")]
+    arguments += ["--unix-path", str(places.gateway_socket(index))]
     arguments += ["--any-model-name"] if options.any_model_name else []
     arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
     arguments += [] if options.page else ["--no-page"]
