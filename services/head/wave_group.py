@@ -43,7 +43,8 @@ class WaveGroup:
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._waves.state.members
+        """The ranks that make the group, without those that it goes on without."""
+        return self._waves.present
 
     def open(self, rank: int, outbox: WaveOutbox) -> None:
         """A rank's stream, whose first frame is about to be heard; it takes the place of an older one."""

@@ -281,7 +281,7 @@ BUGS = [
     Bug(BROKEN, NEVER_RESTS, waves=DisbandsTheUntold, formed=False),
     Bug(SHRINKING, "never serves without a rank", waves=WaitsForTheGone),
     Bug(SHRINKING, "never serves without a rank", waves=CountsOnTheGone),
-    Bug(SHRINKING, NEVER_RESTS, waves=LeavesTheReturnedOut),
+    Bug(SHRINKING, "meet in different groups", waves=LeavesTheReturnedOut),
     Bug(BROKEN, NEVER_RESTS, group=SpeaksTooEarly, formed=False),
 ]
 

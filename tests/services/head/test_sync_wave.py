@@ -9,6 +9,7 @@ import grpc
 import pytest
 from muster import v1 as wire
 
+from services.head.control_plane import Timing
 from services.head.wave_group import WaveGroup
 from services.rpc.errors import describe
 from tests.services.head.harness import DEADLINE_S, Head, running_head
