@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import threading
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.tiny_model import tiny_config, write_huggingface_directory
@@ -68,6 +70,7 @@ def test_a_group_outlives_a_killed_rank(tmp_path: Path) -> None:
         assert cluster.stop() == 0
 
 
+@pytest.mark.skipif("MUSTER_NIGHTLY" not in os.environ, reason="takes 18 s; `make nightly` runs it")
 def test_a_group_goes_on_without_a_node_that_has_gone_and_takes_it_back(tmp_path: Path) -> None:
     directory = write_huggingface_directory(tmp_path / "m", tiny_config("qwen3_moe"))
     flags = ("-dp", "3", "--enable-expert-parallel", "--dtype", "float32", "--max-model-len", "256")
