@@ -169,14 +169,13 @@ class Waves:
             self._settle()
             return self._take()
         place = self._place_of(rank)
-        is_news = epoch > self.state.epoch
         self._change(epoch=max(epoch, self.state.epoch))
         if place.station is Station.LEAVING and epoch <= place.epoch:
             # Either it has not heard yet, or what was said is lost with its stream.
             self._say(rank, Disband(epoch, "its group has ended"))
             return self._take()
         self._place(rank, Place(Station.IN, epoch))
-        if is_news and len(self.present) < len(self.state.members):
+        if place.station is Station.UNKNOWN and len(self.present) < len(self.state.members):
             # A group that another head has formed, and who is excused here may be in it.
             self._disband("it may count on a rank that is gone")
         self._settle()
