@@ -48,7 +48,8 @@ nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version 
 	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.structured
-	MUSTER_NIGHTLY=1 $(BIN)/python -m pytest tests/cluster/test_client.py tests/cluster/test_kubernetes.py tests/cluster/test_hung.py
+	MUSTER_NIGHTLY=1 $(BIN)/python -m pytest tests/cluster/test_client.py tests/cluster/test_kubernetes.py tests/cluster/test_hung.py \
+		tests/cluster/test_expert_parallel.py
 	$(BIN)/python -m tests.waves.explore_more
 	$(BIN)/python -m benchmarks.silence --minutes 60
 	promtool check rules deploy/prometheus/alerts.yml

@@ -26,7 +26,6 @@ class SpreadExperts:
     num_experts: int
     device: torch.device
     model_fingerprint: str
-    is_placed: bool = True  # False once a placement failed half way: some layers have it, others do not
 
     @property
     def fingerprint(self) -> int:
@@ -35,16 +34,16 @@ class SpreadExperts:
         return int.from_bytes(digest[:8], "big") >> 1
 
     def place(self, placement: ExpertPlacement) -> None:
-        """Spreads the experts anew, if they are to be; only between groups. Raises ValueError."""
+        """Spreads the experts anew; only between groups. Layers that have theirs already do nothing.
+
+        Raises ValueError, and what loading raises. Then the placement is the old one, and layers may have what they
+        have: the next placing puts all of them right, whichever it is.
+        """
         if placement.size > self.num_experts:
             raise ValueError(f"members: {self.num_experts} experts do not give each of {placement.size} ranks one")
-        if self.is_placed and placement == self.exchange.placement:
-            return
-        self.is_placed = False
-        self.exchange.placement = placement  # layers read it
         for layer in self.layers:
-            layer.place()
-        self.is_placed = True
+            layer.place(placement)
+        self.exchange.placement = placement
 
 
 def open_exchange(config: EngineConfig, checkpoint: Checkpoint) -> ExpertExchange | None:

@@ -110,6 +110,11 @@ ENABLE_EXPERT_PARALLEL = Flag(
     "Spread the experts of a mixture-of-experts model over all ranks, which then step together.", None, False,
     short="-ep",
 )  # fmt: skip
+SHRINK_EXPERT_GROUP_AFTER = Flag(
+    "--shrink-expert-group-after", PARALLEL, "Absence of a rank after which the others spread its experts over "
+    "themselves and serve on without it until it is back; each needs the memory for them. 0 is at once.",
+    values.seconds, metavar="SECONDS", shown_default="never: they wait for it",
+)  # fmt: skip
 HEADLESS = Flag("--headless", PARALLEL, "Run engines only; the head is on another node.", None, False)
 DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Name that keeps engines of other deployments out.", values.text,
                      "default", metavar="NAME")  # fmt: skip
@@ -342,7 +347,7 @@ SERVE = (
     DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK,
     DATA_PARALLEL_RANK, DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     ENABLE_EXPERT_PARALLEL, DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID,
-    ENGINE_HOST, ENGINE_ADVERTISE_HOST,
+    SHRINK_EXPERT_GROUP_AFTER, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, *FRONT,
@@ -359,7 +364,7 @@ OFFLINE = tuple(
 HEAD = (
     DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, WANTED_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE,
     BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT,
-    *DOORS, LOG_LEVEL, LOG_FORMAT,
+    SHRINK_EXPERT_GROUP_AFTER, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,

@@ -43,6 +43,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         ready_timeout_s=values["ready_timeout"],
         heartbeat_interval_s=values["heartbeat_interval"],
         heartbeat_timeout_s=values["heartbeat_timeout"],
+        shrink_group_after_s=values["shrink_expert_group_after"],
         local_ranks=values["local_ranks"],
         security=security_of(values),
     )

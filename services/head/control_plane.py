@@ -12,6 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from services.head import convert
+from services.head.absences import Absences
 from services.head.admission import Introduction, Offer, Rejection, Rules, warnings_about
 from services.head.errors import head_stopping
 from services.head.load_table import LoadTable
@@ -36,6 +37,9 @@ class Timing:
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
+    shrink_group_after_s: float | None = (
+        None  # absence after which a lockstep group goes on without a rank; None: never
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,9 @@ class ControlPlane:
     def wave_group(self) -> WaveGroup:
         """Made when it is asked for: independent ranks never do."""
         if self._wave_group is None:
-            self._wave_group = WaveGroup(range(self.rules.data_parallel_size), self._epoch_may_have_changed)
+            absences = Absences(silence_s=self.timing.heartbeat_timeout_s, patience_s=self.timing.shrink_group_after_s)
+            members = range(self.rules.data_parallel_size)
+            self._wave_group = WaveGroup(members, absences, self._epoch_may_have_changed)
         return self._wave_group
 
     @property
@@ -282,7 +288,8 @@ class ControlPlane:
             error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
             self._end_stream(lease, error)
         if self._wave_group is not None:
-            self._wave_group.tick(now_s)
+            leaseless = {record.rank for record in self._roster.ranks if record.lease is None}
+            self._wave_group.tick(now_s, leaseless=leaseless, started=self._startup.is_done)
         self._publish()
         return poll.outcome
 

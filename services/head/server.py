@@ -57,6 +57,7 @@ class HeadOptions:
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
+    shrink_group_after_s: float | None = None
     local_ranks: range | None = None
     security: Security = OPEN
 
@@ -131,7 +132,9 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         advice=options.advice,
         max_data_parallel_size=options.max_data_parallel_size or 0,
     )
-    timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
+    timing = Timing(
+        options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s, options.shrink_group_after_s
+    )
     control = ControlPlane(
         rules,
         timing,

@@ -224,8 +224,19 @@ def _check_head_node(options: ServeOptions) -> None:
 
 
 def _check_expert_parallel(options: ServeOptions) -> None:
+    limit_s = options.shrink_expert_group_after
+    if limit_s is not None and not options.enable_expert_parallel:
+        raise FlagCombinationError(
+            f"--shrink-expert-group-after {limit_s:g} without --enable-expert-parallel: each rank has all experts and "
+            "serves on without the others anyway; leave it out, or give --enable-expert-parallel"
+        )
     if not options.enable_expert_parallel:
         return
+    if limit_s is not None and not options.runs_head:
+        raise FlagCombinationError(
+            f"--shrink-expert-group-after {limit_s:g} on a node that joins another's head: that head decides for the "
+            "whole group; give it on the head's node and leave it out here"
+        )
     if options.kernels == "native":
         raise FlagCombinationError(
             "--enable-expert-parallel with --kernels native: the native kernels compute dense models only; leave one "

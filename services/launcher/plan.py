@@ -82,6 +82,7 @@ def plan_head(options: ServeOptions, places: Places, *, port: int, wanted_size: 
     arguments += ["--ready-timeout", _number(options.ready_timeout)]
     arguments += ["--heartbeat-interval", _number(options.heartbeat_interval)]
     arguments += ["--heartbeat-timeout", _number(options.heartbeat_timeout)]
+    arguments += _given("--shrink-expert-group-after", options.shrink_expert_group_after)
     if options.num_local_ranks:
         arguments += ["--local-ranks", f"0-{options.num_local_ranks - 1}"]
     configuration = canonical_configuration(

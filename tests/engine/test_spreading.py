@@ -12,17 +12,14 @@ from engine.parallel.spreading import SpreadExperts
 
 @dataclass
 class Layer:
-    """Takes its placement from the exchange, as layers of a model do."""
-
-    exchange: ExpertExchange
     placement: ExpertPlacement
     fails: bool = False  # once
 
-    def place(self) -> None:
+    def place(self, placement: ExpertPlacement) -> None:
         if self.fails:
             self.fails = False
             raise MemoryError
-        self.placement = self.exchange.placement
+        self.placement = placement
 
     def serve(self) -> None:
         raise NotImplementedError
@@ -33,7 +30,7 @@ def test_a_placement_that_failed_half_way_is_made_anew() -> None:
     before, after = ExpertPlacement(0, 2), ExpertPlacement(0, 1)
     for wanted in (after, before):
         exchange = ExpertExchange(before)
-        layers = (Layer(exchange, before), Layer(exchange, before, fails=True))
+        layers = (Layer(before), Layer(before, fails=True))
         spread = SpreadExperts(exchange, layers, num_experts=4, device=torch.device("cpu"), model_fingerprint="m")
         with pytest.raises(MemoryError):
             spread.place(after)
