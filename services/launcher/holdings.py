@@ -57,8 +57,8 @@ class Holdings:
         )
         if options.quantization != "none" and assignment.ids:
             raise devices.DeviceAssignmentError(
-                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on the GPUs of "
-                f"this node ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device cpu, or "
+                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on this "
+                f"node's GPUs ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device cpu or "
                 "leave --quantization out"
             )
         threads = plan.threads_per_rank(options, plan.num_usable_cores())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
 import grpc
@@ -153,7 +153,7 @@ class AsyncEngine:
     async def model(self) -> wire.ModelInfo:
         return (await self._unary(self._stub.GetModel, wire.GetModelRequest())).model
 
-    async def _unary(self, method: Callable[..., Any], request: Any) -> T:
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         return await _unary(method, request, self._timeout_s, self._metadata(NO_FACTS))
 
     def _metadata(self, facts: CallFacts) -> Metadata:
@@ -359,10 +359,10 @@ class AsyncClient:
             request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata(facts)
         )
 
-    async def _unary(self, method: Callable[..., Any], request: Any) -> T:
+    async def _unary(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         return await _unary(method, request, self._timeout_s, self._metadata(NO_FACTS))
 
-    async def _operate(self, method: Callable[..., Any], request: Any) -> T:
+    async def _operate(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         """For what takes as long as requests run, or processes start: without this client's own deadline."""
         return await _unary(method, request, None, self._metadata(NO_FACTS))
 
@@ -370,7 +370,7 @@ class AsyncClient:
         return self._connection.metadata(facts)
 
 
-async def _unary(method: Callable[..., Any], request: Any, timeout_s: float | None, metadata: Metadata) -> T:
+async def _unary(method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None, metadata: Metadata) -> T:
     call = method(request, timeout=timeout_s, metadata=metadata)
     try:
         return await call
