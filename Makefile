@@ -26,13 +26,13 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "No venv could be made. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.serve: $(BIN)/python pyproject.toml .ci/constraints.txt
-	@echo "Installing Muster and torch into $(VENV); the first time this takes a minute or more"
+	@echo "Installing Muster and torch into $(VENV); the first time this takes some minutes, without a word"
 	$(PIP) install -c .ci/constraints.txt -e '.[cpu]'
 	@$(KERNELS)
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml .ci/constraints.txt
-	@echo "Installing Muster, torch and the test tools into $(VENV); the first time this takes a minute or more"
+	@echo "Installing Muster, torch and the test tools into $(VENV); the first time this takes some minutes, without a word"
 	$(PIP) install -c .ci/constraints.txt -e '.[cpu,dev]'
 	@$(KERNELS)
 	@touch $@ $(VENV)/.serve

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import httpx
 
 from services.cli import flag_table
+from services.cli.batch_lines import BatchResult
 from services.cli.batch_output import open_output
 from services.cli.batch_run import BatchLimits, BatchRun
 from services.cli.flag import FlagValueError, read_flags
@@ -93,7 +94,7 @@ class _Batch:
                 async for number, result in results:
                     target.write(result.line(number) + "\n")
                     target.flush()
-                    self._tally.count(succeeded=result.succeeded)
+                    self._tally.count(number, result)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[httpx.AsyncClient]:
@@ -136,15 +137,19 @@ class Tally:
     def __init__(self) -> None:
         self.num_done = 0
         self.num_failed = 0
+        self._first_failure = ""
         self._started = self._told = time.monotonic()
 
     def start(self) -> None:
         """From now on: loading is not answering."""
         self._started = self._told = time.monotonic()
 
-    def count(self, *, succeeded: bool) -> None:
+    def count(self, number: int, result: BatchResult) -> None:
+        """`number` is the input's line."""
         self.num_done += 1
-        self.num_failed += not succeeded
+        self.num_failed += not result.succeeded
+        if not result.succeeded and not self._first_failure:
+            self._first_failure = f"line {number}: {result.failure.removeprefix(f'line {number}: ')}"
         if sys.stderr.isatty() and time.monotonic() - self._told > _PROGRESS_INTERVAL_S:
             self.tell()
 
@@ -155,4 +160,6 @@ class Tally:
         end = "\n" if last else "\r"
         rate = self.num_done / seconds if seconds > 0 else 0.0
         sys.stderr.write(f"{self.num_done} requests{failed} in {seconds:.1f} s, {rate:.1f}/s{end}")
+        if last and self._first_failure:
+            sys.stderr.write(f"the first failure is {self._first_failure}; all of them are in the output\n")
         sys.stderr.flush()

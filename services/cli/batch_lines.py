@@ -33,6 +33,15 @@ class BatchResult:
     def succeeded(self) -> bool:
         return self.status_code == 200
 
+    @property
+    def failure(self) -> str:
+        """Why it did not succeed, for people."""
+        if self.error_code:
+            return self.error_message
+        error = self.body.get("error") if isinstance(self.body, dict) else None
+        message = error.get("message", "") if isinstance(error, dict) else ""
+        return f"HTTP {self.status_code}{': ' if message else ''}{message}"
+
     def line(self, number: int) -> str:
         """`number` is the input's line, which makes the id."""
         response = None

@@ -89,8 +89,13 @@ def _rank_rows(deployment: wire.GetDeploymentResponse, now: float) -> list[tuple
         load = loads.get(entry.rank)
         since = duration(now - entry.since.seconds) if entry.HasField("since") else "-"
         host, pid = entry.host or "-", str(entry.pid or "-")
-        rows.append((str(entry.rank), state_name(entry), since, host, pid, *_load_cells(load), entry.reason))
+        rows.append((str(entry.rank), state_name(entry), since, host, pid, *_load_cells(load), _note(entry)))
     return rows
+
+
+def _note(entry: wire.RankEntry) -> str:
+    """Why it is in its state, where that says more than the state."""
+    return "" if entry.reason == state_name(entry) else entry.reason
 
 
 def _load_cells(load: wire.RankLoad | None) -> tuple[str, str, str, str, str]:

@@ -10,7 +10,7 @@ from services.doctor.finding import Finding, fail, ok, warn
 from services.launcher.listening import check_free
 from services.launcher.runtime_directory import RuntimeDirectory, RuntimeDirectoryError
 from services.models import default_model
-from services.rpc.listening import MAX_UNIX_PATH_BYTES, ListenError
+from services.rpc.listening import MAX_UNIX_PATH_BYTES, AddressInUseError, ListenError
 
 _LONGEST_SOCKET = "head.sock"
 
@@ -48,8 +48,11 @@ def port(name: str, host: str, number: int, flag: str) -> Finding:
         return ok(name, "0: a free one is taken and told")
     try:
         check_free(host, number, flags=flag)
+    except AddressInUseError:
+        fix = f"stop it (a Muster? muster status tells), or choose another with {flag}"
+        return fail(name, f"{host}:{number} is in use by another process", fix)
     except ListenError as error:
-        return fail(name, str(error), f"stop what listens there, or choose another with {flag}")
+        return fail(name, str(error), f"choose another with {flag}")
     return ok(name, f"{host}:{number} is free")
 
 

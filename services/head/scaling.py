@@ -51,7 +51,8 @@ class Scaling:
         if not 1 <= size <= most:
             raise invalid_field(
                 "data_parallel_size",
-                f"{size} is not between 1 and {most}; the head's --max-data-parallel-size is the limit",
+                f"{size} is not between 1 and {most}, the head's --max-data-parallel-size; start again with a "
+                "larger one to grow further",
             )
         if self._control.is_lockstep and size != self._size:
             raise RpcError(

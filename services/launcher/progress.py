@@ -78,6 +78,6 @@ class ProgressLines:
 def _line(entry: wire.RankEntry) -> str:
     where = f" on {entry.host} (pid {entry.pid})" if entry.host and entry.state != wire.RANK_STATE_MISSING else ""
     known = entry.state in (wire.RANK_STATE_LOST, wire.RANK_STATE_DRAINING, wire.RANK_STATE_MISSING)
-    reason = f": {entry.reason}" if known and entry.reason else ""
     text = state_text(entry) if entry.state != wire.RANK_STATE_JOINING else _PHASES.get(entry.phase, "joining")
+    reason = f": {entry.reason}" if known and entry.reason not in ("", text) else ""
     return f"rank {entry.rank}{where}: {text}{reason}"

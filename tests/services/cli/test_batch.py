@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.cli.batch_command import Tally
 from services.cli.batch_lines import BatchReader, BatchRequest, BatchResult
 from services.cli.batch_run import BatchLimits, BatchRun
 from services.cli.main import main
@@ -111,3 +112,25 @@ def test_flags_that_cannot_be(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "/nowhere/in.jsonl: No such file" in capsys.readouterr().err
     assert main(["run-batch", "-i", "-", "-o", "-", "--url", "http://x", "--", "m", "-dp", "2"]) == 2
     assert "(m -dp 2)" in capsys.readouterr().err
+
+
+def test_a_failure_says_why_whoever_found_it() -> None:
+    broken = BatchResult("a", error_code="invalid_line", error_message="line 4: is not JSON")
+    refused = BatchResult("b", status_code=400, body={"error": {"message": "temperature: below 0"}})
+    strange = BatchResult("c", status_code=502, body="<html>")
+    assert [each.failure for each in (broken, refused, strange)] == [
+        "line 4: is not JSON",
+        "HTTP 400: temperature: below 0",
+        "HTTP 502",
+    ]
+
+
+def test_the_first_failure_is_told_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    tally = Tally()
+    tally.count(1, BatchResult("a", status_code=200))
+    tally.count(3, BatchResult("c", error_code="invalid_line", error_message="line 3: is not JSON"))
+    tally.count(4, BatchResult("b", status_code=404, body={"error": {"message": "no such model"}}))
+    tally.tell(last=True)
+    said = capsys.readouterr().err
+    assert said.startswith("3 requests, 2 failed in ")
+    assert said.endswith("the first failure is line 3: is not JSON; all of them are in the output\n")

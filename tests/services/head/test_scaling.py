@@ -88,7 +88,7 @@ async def test_ranks_that_do_not_come_are_given_up_and_the_size_is_what_serves()
 async def test_a_rank_beyond_one_that_did_not_come_is_said_to_have_left() -> None:
     async with running_head(ONE_OF_FOUR) as head:
         await serving(head, 0)
-        growing = scale(head, 3, ready_timeout=Duration(nanos=300_000_000))
+        growing = scale(head, 3, ready_timeout=Duration(seconds=2))
         await until_size(head, 3)
         leaving = asyncio.create_task(leaves(await serving(head, 2)))
         grown = await answer(growing)
