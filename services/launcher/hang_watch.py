@@ -7,6 +7,7 @@ none is answered, and neither dies by itself. Engines are watched by the head in
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,11 +44,14 @@ class HangWatch:
         screen: Screen,
         *,
         patience_s: float,
+        leave_s: float,
     ) -> None:
+        """`leave_s` is what a process may take beyond `patience_s` that has closed its door, to finish what it has."""
         self._watched = watched
         self._dial = dial
         self._screen = screen
         self._patience_s = patience_s
+        self._leave_s = leave_s
 
     async def watch(self) -> None:
         """Never ends by itself."""
@@ -75,13 +79,19 @@ class HangWatch:
                 questions.add(question)
                 question.add_done_callback(questions.discard)
                 await asyncio.sleep(self._patience_s / _QUESTIONS_PER_PATIENCE)
-                if watched.child.pid == pid and pulse.is_hung(now := time.monotonic()):
+                if watched.child.pid == pid and self._hangs(watched, pulse, now := time.monotonic()):
                     self._screen.say(f"{watched.name} (pid {pid}) hangs: {pulse.complaint(now)}", level="WARNING")
                     watched.child.restart(hung_s=pulse.silent_s(now))
                     await self._until_gone(watched.child, pid)
         finally:
             for question in questions:
                 question.cancel()
+
+    def _hangs(self, watched: WatchedChild, pulse: Pulse, now_s: float) -> bool:
+        if not pulse.is_hung(now_s):
+            return False
+        # One that leaves in order refuses new calls first, also ours, and then finishes its answers.
+        return pulse.silent_s(now_s) >= self._patience_s + self._leave_s or _listens(watched.target)
 
     async def _ask(self, stub: health_pb2_grpc.HealthStub, pulse: Pulse) -> None:
         try:
@@ -94,3 +104,16 @@ class HangWatch:
     async def _until_gone(self, child: KeptChild, pid: int) -> None:
         while child.pid == pid:  # noqa: ASYNC110  (the process ends elsewhere)
             await asyncio.sleep(_POLL_S)
+
+
+def _listens(target: str) -> bool:
+    """Whether the process has its Unix socket open; the kernel answers, whatever the process does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(target.removeprefix("unix:"))
+        except BlockingIOError:  # so many wait there that no more are taken
+            return True
+        except OSError:
+            return False
+    return True

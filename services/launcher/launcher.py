@@ -20,8 +20,8 @@ from services.launcher.banner import Banner
 from services.launcher.front_door import FrontDoor
 from services.launcher.hang_watch import MIN_PATIENCE_S, HangWatch
 from services.launcher.holdings import Holdings
-from services.launcher.lost_ranks import LostRanks
-from services.launcher.node import Node
+from services.launcher.lost_ranks import LostRanks, Strays
+from services.launcher.node import GOODBYE_S, Node
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec
 from services.launcher.readiness import Readiness
@@ -104,13 +104,14 @@ class Launcher:
         """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
         # Nobody has to wait for the head: all of them dial it until it answers, and loading takes longest.
         self._node.start_workers()
-        if self._options.runs_head:
-            self._node.head_port = await self._head_port()
-        self._say_where()
-        following = asyncio.create_task(self._readiness.follow())
-        # From the start on: an engine can hang while it loads.
+        # From the start on: a head can hang before it says where it listens, an engine while it loads.
         watching = asyncio.create_task(self._end_hung())
+        following: asyncio.Task[None] | None = None
         try:
+            if self._options.runs_head:
+                self._node.head_port = await self._head_port()
+            self._say_where()
+            following = asyncio.create_task(self._readiness.follow())
             try:
                 # The head has its own deadline for all ranks and says more; another node has only this one.
                 grace_s = 30.0 if self._options.runs_head else 0.0
@@ -125,9 +126,10 @@ class Launcher:
                 self._follow_size(self._roster)
             await watching
         finally:
-            following.cancel()
-            watching.cancel()
-            await asyncio.wait([following, watching])
+            tasks = [watching, following] if following is not None else [watching]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
         return None
 
     def _follow_size(self, roster: wire.Roster) -> None:
@@ -148,14 +150,23 @@ class Launcher:
         """What hangs neither dies nor comes back by itself. Runs for as long as the launcher does."""
         dial, patience_s = Dialer(self._options.security).dial, max(MIN_PATIENCE_S, self._options.heartbeat_timeout)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(HangWatch(self._node.watched(), dial, self._screen, patience_s=patience_s).watch())
+            leave_s = self._options.shutdown_timeout + GOODBYE_S
+            watch = HangWatch(self._node.watched(), dial, self._screen, patience_s=patience_s, leave_s=leave_s)
+            tasks.create_task(watch.watch())
             tasks.create_task(self._end_hung_engines())
 
     async def _end_hung_engines(self) -> None:
-        lost = LostRanks(self._options.heartbeat_timeout)
+        patience_s = self._options.heartbeat_timeout
+        lost, strays = LostRanks(patience_s), Strays(patience_s + self._options.shutdown_timeout + GOODBYE_S)
         while True:
             await asyncio.sleep(_HANG_POLL_S)
             ours = [entry for entry in self._readiness.entries if self._is_ours(entry)]
+            named = {entry.pid for entry in ours if entry.state != wire.RANK_STATE_MISSING}
+            for pid in strays.hopeless(self._node.engine_pids, named, time.monotonic()):
+                self._screen.say(
+                    f"engine (pid {pid}) hangs: it runs, and has not come back to the head", level="WARNING"
+                )
+                self._node.restart_engine(pid)
             self._serving.note(ours, time.monotonic())
             for entry in lost.hopeless(ours, time.monotonic()):
                 self._screen.say(f"rank {entry.rank} (pid {entry.pid}) hangs: {entry.reason}", level="WARNING")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from muster import v1 as wire
 
@@ -22,3 +22,23 @@ class LostRanks:
         for key in found:
             self._since[key] = float("inf")
         return [lost[key] for key in found]
+
+
+class Strays:
+    """Processes that had a rank, run, and are in no roster any more: they hung while their head was replaced, say, and
+    no lease of theirs can end that the new one never gave."""
+
+    def __init__(self, patience_s: float) -> None:
+        """`patience_s` has to suffice for finding a new head, and for the requests of one that leaves."""
+        self._patience_s = patience_s
+        self._had_rank: set[int] = set()
+        self._since: dict[int, float] = {}
+
+    def hopeless(self, pids: Set[int], named: Set[int], now: float) -> list[int]:
+        """Those of `pids`, which run here, that `named`, the holders of ranks, have lacked for the whole patience; each
+        told once."""
+        self._had_rank = (self._had_rank | named) & pids
+        self._since = {pid: self._since.get(pid, now) for pid in self._had_rank - named}
+        found = [pid for pid, since in self._since.items() if now - since >= self._patience_s]
+        self._had_rank.difference_update(found)
+        return found

@@ -43,6 +43,7 @@ class Node:
         self.head_port = options.data_parallel_rpc_port
         self._wanted_size: int | None = None  # for the next head
         self._given_up: dict[KeptChild, str] = {}  # why, of each child that others serve on without
+        self._doubts: dict[KeptChild, asyncio.TimerHandle] = {}  # whether they are to be dismissed
         self._dismissals: dict[KeptChild, asyncio.Task[None]] = {}
 
         def keep(make_spec: Callable[[], ChildSpec], worked_s: Callable[[int], float] | None = None) -> KeptChild:
@@ -134,19 +135,29 @@ class Node:
             self._staff.hire(rank, slot, engine)
             self._engines.append(engine)
             self._start([engine])
+        for engine in self._staff.forgotten(roster):
+            if self._given_up.pop(engine, None) is not None:
+                self._engines.remove(engine)  # it has ended already, and nobody misses it any more
         for engine in self._staff.superfluous(roster):
-            self._dismiss(engine)
+            self._dismiss_unless_back(engine)
+
+    def _dismiss_unless_back(self, engine: KeptChild) -> None:
+        """One that finishes its requests may only have lost its head, and leaves in its own time once it is back."""
+        if engine not in self._doubts and engine not in self._dismissals:
+            delay_s = self._options.heartbeat_timeout
+            self._doubts[engine] = asyncio.get_running_loop().call_later(delay_s, self._dismiss, engine)
 
     def _dismiss(self, engine: KeptChild) -> None:
         """Also one that hangs: its place may be needed."""
-        if self._given_up.pop(engine, None) is not None:
-            self._engines.remove(engine)  # it has ended already, and nobody misses it any more
-        elif engine not in self._dismissals:
+        del self._doubts[engine]
+        if self._roster is not None and engine in self._staff.superfluous(self._roster):
             stopping = engine.stop(self._options.shutdown_timeout + GOODBYE_S)
             self._dismissals[engine] = asyncio.create_task(stopping)
 
     def _let_go(self, child: KeptChild, *, failed: bool) -> None:
         self._dismissals.pop(child, None)
+        if (doubt := self._doubts.pop(child, None)) is not None:
+            doubt.cancel()
         self._staff.ended(child, failed=failed)
         if child in self._engines and not failed:
             self._engines.remove(child)
@@ -156,6 +167,9 @@ class Node:
     async def stop(self, *, drain_s: float) -> None:
         """Gateways finish their answers within `drain_s` seconds; then engines, then the head."""
         deadline = time.monotonic() + drain_s
+        for doubt in self._doubts.values():
+            doubt.cancel()
+        self._doubts.clear()
         await _stop_all(self._gateways, drain_s + GOODBYE_S)
         await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)
         await _stop_all(self._head, GOODBYE_S)

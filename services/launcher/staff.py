@@ -31,17 +31,17 @@ class Staff(Generic[Child]):
         return [rank for rank in own_ranks if rank in wanted and rank not in self._posts]
 
     def superfluous(self, roster: wire.Roster) -> list[Child]:
-        """Engines of ranks that nobody wants any more and that have no lease; each failed one once, for its rank may be
-        tried anew later."""
-        found = []
-        for rank, post in list(self._posts.items()):
-            if rank < roster.wanted_size:
-                continue
-            if post.failed:
-                del self._posts[rank]
-            if post.failed or _is_absent(roster, rank):
-                found.append(post.child)
-        return found
+        """Engines of ranks that nobody wants any more and that have no lease."""
+        return [
+            post.child
+            for rank, post in self._posts.items()
+            if rank >= roster.wanted_size and not post.failed and _is_absent(roster, rank)
+        ]
+
+    def forgotten(self, roster: wire.Roster) -> list[Child]:
+        """Engines that were given up, of ranks that nobody wants any more; once, for a rank may be tried anew."""
+        ranks = [rank for rank, post in self._posts.items() if post.failed and rank >= roster.wanted_size]
+        return [self._posts.pop(rank).child for rank in ranks]
 
     def free_slot(self, num_slots: int) -> int | None:
         taken = {post.slot for post in self._posts.values()}

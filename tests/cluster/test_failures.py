@@ -121,6 +121,22 @@ def test_an_engine_that_hangs_while_it_loads_is_replaced(launch: Launch) -> None
     assert cluster.stop() == 0
 
 
+def test_an_engine_that_hung_while_its_head_was_replaced_is_replaced_too(launch: Launch) -> None:
+    """The new head never gave it a lease, so that none can end."""
+    cluster = launch(
+        "-dp", "2", "--heartbeat-interval", "500ms", "--heartbeat-timeout", "2s", "--shutdown-timeout", "1s"
+    )
+    cluster.wait_until_ready()
+    hung = cluster.engine(1)
+    hung.suspend()
+    (head,) = cluster.children("head")
+    head.kill()
+    cluster.wait_for_output(rf"WARNING engine \(pid {hung.pid}\) hangs: it runs, and has not come back to the head")
+    cluster.wait_for(lambda: complete(cluster, rank=1).status_code == 200, "an answer of rank 1")
+    assert cluster.engine(1).pid != hung.pid
+    assert cluster.stop() == 0
+
+
 def test_an_engine_that_does_not_fit_is_turned_away_and_the_right_one_joins(launch: Launch) -> None:
     """T6, T7: refused at once with each field, the head's value, its own and the fix; what may differ is a warning."""
     head = launch("-dp", "2", "-dpl", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,10 @@ async def main():
     await server.start()
     server.set_serving("", True)
     print("serves", flush=True)
+    if {leaves}:
+        await asyncio.sleep(2)
+        print("leaves", flush=True)
+        await server.stop(0)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -42,18 +47,22 @@ class Python(ChildSpec):
 class Watched:
     """One kept child under a watch with little patience."""
 
-    def __init__(self, path: Path, patience_s: float) -> None:
+    def __init__(self, path: Path, patience_s: float, *, leaves: bool = False, leave_s: float = 0.0) -> None:
         self.out = io.StringIO()
         screen = Screen(out=self.out)
         self.child = KeptChild(
-            lambda: Python("gateway 1", (SERVES.format(path=str(path)),)),
+            lambda: Python("gateway 1", (SERVES.format(path=str(path), leaves=leaves),)),
             screen=screen,
             environment_of=lambda spec: os.environ,
             was_ready=lambda: True,
             policy=RestartPolicy(max_early_deaths=2, first_delay_s=0.01),
         )
         self._watch = HangWatch(
-            [WatchedChild("gateway 1", self.child, f"unix:{path}")], dial, screen, patience_s=patience_s
+            [WatchedChild("gateway 1", self.child, f"unix:{path}")],
+            dial,
+            screen,
+            patience_s=patience_s,
+            leave_s=leave_s,
         )
 
     async def __aenter__(self) -> Watched:
@@ -82,3 +91,15 @@ async def test_a_stopped_process_is_replaced(tmp_path: Path) -> None:
     said = watched.out.getvalue()
     assert f"WARNING gateway 1 (pid {pid}) hangs: no answer to " in said
     assert "gateway 1 ended (killed by SIGKILL); starting it again in" in said
+
+
+async def test_one_that_has_closed_its_door_may_finish_what_it_has(tmp_path: Path) -> None:
+    """A stopping gateway refuses health checks too, while it answers what it was asked before."""
+    async with Watched(tmp_path / "g.sock", patience_s=1.0, leaves=True, leave_s=4.0) as watched:
+        await watched.until_said("leaves")
+        pid = watched.child.pid
+        await watched.until_said("hangs")
+        told = re.search(r"for (\S+) s", watched.out.getvalue())
+        assert told is not None
+        assert float(told[1]) >= 5.0, "the patience, and the time to leave"
+        assert f"gateway 1 (pid {pid}) hangs" in watched.out.getvalue()

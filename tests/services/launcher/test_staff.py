@@ -53,6 +53,8 @@ def test_a_failed_engine_keeps_its_post_until_the_rank_is_given_up() -> None:
     staff.hire(1, 1, "second")
     staff.ended("second", failed=True)
     assert staff.missing(roster(2, "READY", "MISSING"), OWN) == []
-    assert staff.superfluous(roster(1, "READY")) == ["second"], "nobody misses it any more"
-    assert staff.superfluous(roster(1, "READY")) == []
+    assert staff.forgotten(roster(2, "READY", "MISSING")) == []
+    assert staff.superfluous(roster(1, "READY")) == [], "it has ended"
+    assert staff.forgotten(roster(1, "READY")) == ["second"], "nobody misses it any more"
+    assert staff.forgotten(roster(1, "READY")) == []
     assert staff.missing(roster(2, "READY", "MISSING"), OWN) == [1]
