@@ -216,4 +216,4 @@ async def test_a_head_that_stood_still_gives_absent_ranks_their_time() -> None:
         for _ in range(3):
             head.clock.advance(1.0)
             head.control.tick()
-        assert group.members == (1, 2)
+        assert list(group.members) == [1, 2]
