@@ -23,7 +23,7 @@ from engine.parallel.lockstep import ExpertLayer, Lockstep
 from engine.parallel.placement import ExpertPlacement
 from engine.parallel.spreading import SpreadExperts
 from engine.request import FinishReason, Request, StopConditions
-from engine.waves import Ended, Frame, Standing, Started, WaveMember
+from engine.waves import Ended, Frame, Frames, Standing, Started, WaveMember
 from tests.engine.test_loop import TIMEOUT_S, Results
 from tests.support.scripted_runner import VOCAB_SIZE, ScriptedRunner, continuation
 from tests.support.waiting import wait_until
@@ -259,9 +259,9 @@ def test_a_rank_that_waits_in_an_exchange_tells_a_new_head_at_once() -> None:
         assert len(rank.told) == num_told, "the engine thread has said so too"
     finally:
         goes_on.set()
-    rank.results.wait(lambda: not rank.lockstep.running)
+    wait_until(lambda: not rank.lockstep.running, "the wave has ended")
     assert member.connected() == (), "the engine thread says so, which has nothing else to do"
-    rank.results.wait(lambda: rank.told[-1] == Standing(1, 1, running=False, has_work=False))
+    wait_until(lambda: rank.told[-1] == Standing(1, 1, running=False, has_work=False), "the engine thread has said so")
     assert loop.stop(10)
 
 
@@ -269,7 +269,12 @@ def test_a_rank_that_waits_in_an_exchange_tells_a_new_head_at_once() -> None:
 def forming(rank: Rank, layer: ExpertLayer) -> Iterator[tuple[GroupMember, queue.Queue[Frame]]]:
     """A member whose experts are those of one layer, and what it tells the head."""
     told: queue.Queue[Frame] = queue.Queue()
-    rank.lockstep = Lockstep(WaveMember(), rank.exchange, rank.layers, lambda frames: [*map(told.put, frames)])
+
+    def tell(frames: Frames) -> None:
+        for frame in frames:
+            told.put(frame)
+
+    rank.lockstep = Lockstep(WaveMember(), rank.exchange, rank.layers, tell)
     loop = EngineLoop(rank.core, rank.results.deliver, rank.results.on_failure, lockstep=rank.lockstep)
     spread = SpreadExperts(rank.exchange, (layer,), 6, torch.device("cpu"), "m")
     loop.start()
