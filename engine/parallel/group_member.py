@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 # Members are asked at about the same time, and all of them have loaded their model by then, but some may have to load
 # more experts first.
 _FORM_TIMEOUT_S = 120.0
-# What cannot be loaded now may find room later, but the head asks again at once.
-_PLACING_PAUSE_S = 5.0
+# What cannot be loaded now may find room later, but the head asks again as soon as it is told so.
+_PAUSE_S = 5.0
 
 
 class GroupMember:
@@ -92,7 +92,8 @@ class GroupMember:
     def _form(self, epoch: int, members: tuple[int, ...], target: str) -> None:
         listener = None
         try:
-            self._place(members)
+            self._place(epoch, members)
+            self._check_time(epoch)  # placing may have taken long
             address = _numeric(self._host)
             if not target:
                 listener = GroupListener(address)
@@ -110,12 +111,13 @@ class GroupMember:
                 timeout_s=_FORM_TIMEOUT_S,
                 on_wait=self._loop.alive,
             )
-        except Exception as error:  # also no memory for more experts
-            if isinstance(error, GroupBrokenError | OSError | ValueError):
-                _log.warning("the group of epoch %d was not formed: %s", epoch, error)
-            else:
-                _log.exception("the group of epoch %d was not formed", epoch)
-                time.sleep(_PLACING_PAUSE_S)  # nobody is kept by it: this thread is for one epoch
+        except GroupBrokenError as error:  # others were lost, or have gone on
+            _log.warning("the group of epoch %d was not formed: %s", epoch, error)
+            self._ask(lambda core: self._lockstep.failed(core, epoch))
+        except Exception as error:  # this rank's own trouble, for example no memory for more experts
+            is_explained = isinstance(error, EngineError | OSError | ValueError)
+            _log.warning("the group of epoch %d was not formed: %s", epoch, error, exc_info=not is_explained)
+            time.sleep(_PAUSE_S)  # nobody is kept by it: this thread is for one epoch
             self._ask(lambda core: self._lockstep.failed(core, epoch))
         else:
             self._ask(lambda core: self._lockstep.formed(core, group))
@@ -123,15 +125,22 @@ class GroupMember:
             if listener is not None:
                 listener.close()
 
-    def _place(self, members: tuple[int, ...]) -> None:
-        """Takes this rank's share of the experts in a group of these members."""
+    def _place(self, epoch: int, members: tuple[int, ...]) -> None:
+        """Takes this rank's share of the experts in a group of these members. Raises GroupBrokenError when the head
+        has gone on to another group meanwhile, and what loading raises."""
         if self._rank not in members:
             raise ValueError(f"members: rank {self._rank} is asked into a group of the ranks {members} without it")
         placement = ExpertPlacement(members.index(self._rank), len(members))
-        if placement != self._spread.exchange.placement:
-            _log.info("spreading the experts anew, over %d ranks", placement.size)
         with self._placing:
+            # Whoever waited here may have been overtaken: the newest group's placement has to be the last one.
+            self._check_time(epoch)
+            if placement != self._spread.exchange.placement:
+                _log.info("spreading the experts anew, over %d ranks", placement.size)
             self._spread.place(placement)
+
+    def _check_time(self, epoch: int) -> None:
+        if self._lockstep.epoch != epoch:
+            raise GroupBrokenError("the head has ended it meanwhile")
 
 
 def _say_failure(future: Future[object]) -> None:

@@ -60,6 +60,11 @@ class Lockstep:
         return self._member.running
 
     @property
+    def epoch(self) -> int:
+        """Of the group that this rank is in or forms; NO_EPOCH without. For any thread."""
+        return self._member.epoch
+
+    @property
     def totals(self) -> LockstepTotals:
         return LockstepTotals(self._num_steps, self._num_dummy_steps, self._exchange.bytes_sent)
 
@@ -86,8 +91,14 @@ class Lockstep:
         return in_time
 
     def formed(self, core: EngineCore, group: Collectives) -> None:
-        """The group stands. Does nothing when its time has passed."""
+        """The group stands. Does nothing when its time has passed, and counts as failed when the experts are spread
+        over another one: tokens would go to experts that are elsewhere."""
         if self._member.epoch != group.epoch or self._exchange.group is group:
+            return
+        if (placed := self._exchange.placement) != ExpertPlacement(group.index, group.size):
+            _log.error("the group of epoch %d has %d members, the experts %d", group.epoch, group.size, placed.size)
+            group.interrupt("the experts of a member are spread over another group")
+            self.failed(core, group.epoch)
             return
         self._exchange.enter(group)
         self._say(self._member.formed(has_work=core.has_work))

@@ -37,9 +37,8 @@ class Timing:
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
-    shrink_group_after_s: float | None = (
-        None  # absence after which a lockstep group goes on without a rank; None: never
-    )
+    # Absence after which a lockstep group goes on without a rank; None: never.
+    shrink_group_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +269,12 @@ class ControlPlane:
     def tick(self) -> Outcome:
         """To be called at least once per heartbeat interval: expires leases and tells about the start."""
         now_s = self.now_s
-        if now_s - self._ticked_s > self.timing.heartbeat_timeout_s / 2:
-            _log.warning("the head stood still for %.1f s", now_s - self._ticked_s)
+        silent_s = now_s - self._ticked_s
+        if silent_s > self.timing.heartbeat_timeout_s / 2:
+            _log.warning("the head stood still for %.1f s", silent_s)
             self._roster.excuse_silence(now_s)
+            if self._wave_group is not None:
+                self._wave_group.stood_still(silent_s)
         self._ticked_s = now_s
         first_ranks = self._roster.ranks[: self.rules.data_parallel_size]
         poll = self._startup.poll(first_ranks, tuple(self._rejections), now_s)

@@ -8,6 +8,7 @@ import logging
 import grpc
 from muster import v1 as wire
 
+from services.configuration import EXPERT_PARALLEL
 from services.head.control_plane import ControlPlane
 from services.head.operations import RankOperations
 from services.head.roster import RankRecord, RankState
@@ -54,7 +55,9 @@ class Scaling:
                 f"{size} is not between 1 and {most}, the head's --max-data-parallel-size; start again with a "
                 "larger one to grow further",
             )
-        if self._control.is_lockstep and size != self._size:
+        # A head that was just restarted has not heard of the group yet, but knows what was agreed.
+        is_lockstep = self._control.is_lockstep or self._control.rules.configuration.get(EXPERT_PARALLEL) == "on"
+        if is_lockstep and size != self._size:
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "the ranks compute in lockstep, each with its share of the experts; their number is that of the start",

@@ -96,6 +96,10 @@ class WaveGroup:
             words = ", ".join(f"rank {rank} ({station.value})" for rank, station in awaited.items())
             _log.info("the lockstep group waits for %s", words)
 
+    def stood_still(self, seconds: float) -> None:
+        """The head could not hear anybody for so long."""
+        self._absences.stood_still(seconds)
+
     def close(self) -> None:
         self._changes.close()
         for rank in list(self._streams):

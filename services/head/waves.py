@@ -27,6 +27,7 @@ class Station(Enum):
     LEAVING = "told to leave its group"
 
 
+AWAY = (Station.UNKNOWN, Station.GONE, Station.EXCUSED)
 _TOGETHER = (Station.FORMING, Station.IN)
 
 
@@ -146,12 +147,16 @@ class Waves:
         """The rank's lease has ended: its process is dead, or has left."""
         if rank in self.state.members and self._place_of(rank).station is not Station.EXCUSED:
             self._place(rank, Place(Station.GONE))
+            self._expect_all_if_deserted()
             self._settle()
         return self._take()
 
     def excuse(self, rank: int) -> Frames:
-        """The others go on without a rank that is gone, until it stands again. Does nothing for any other."""
-        if rank in self.state.members and self._place_of(rank).station is Station.GONE:
+        """The others go on without a rank that is gone, until it stands again.
+
+        Does nothing for any other rank, and nothing while there are no others: who comes first would be a group of one.
+        """
+        if rank in self.state.members and self._place_of(rank).station is Station.GONE and not self._is_deserted():
             self._place(rank, Place(Station.EXCUSED))
             self._settle()
             self._wake()
@@ -240,6 +245,17 @@ class Waves:
             self._place(present[0], Place(Station.FORMING, epoch))
             self._change(epoch=epoch, awaits_target=len(present) > 1, wanted=False)
             self._say(present[0], Form(epoch, present))
+
+    def _is_deserted(self) -> bool:
+        """No member is there."""
+        return all(place.station in AWAY for place in self.state.places)
+
+    def _expect_all_if_deserted(self) -> None:
+        """Ranks were excused for the sake of those that went on; when these are away too, all are waited for."""
+        if self._is_deserted():
+            for rank, place in zip(self.state.members, self.state.places, strict=True):
+                if place.station is Station.EXCUSED:
+                    self._place(rank, Place(Station.GONE))
 
     def _is_broken(self) -> bool:
         """Somebody is in a group, or forms it, that another member is known not to be in."""

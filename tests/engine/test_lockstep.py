@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,15 +16,17 @@ from torch import Tensor
 from engine.core import EngineCore, StepResult
 from engine.errors import GroupBrokenError
 from engine.loop import EngineLoop
+from engine.parallel import group_member
 from engine.parallel.exchange import ExpertExchange
 from engine.parallel.group_member import GroupMember
-from engine.parallel.lockstep import Lockstep
+from engine.parallel.lockstep import ExpertLayer, Lockstep
 from engine.parallel.placement import ExpertPlacement
 from engine.parallel.spreading import SpreadExperts
 from engine.request import FinishReason, Request, StopConditions
-from engine.waves import Ended, Frame, Standing, Started, WaveMember
-from tests.engine.test_loop import Results
+from engine.waves import Ended, Frame, Frames, Standing, Started, WaveMember
+from tests.engine.test_loop import TIMEOUT_S, Results
 from tests.support.scripted_runner import VOCAB_SIZE, ScriptedRunner, continuation
+from tests.support.waiting import wait_until
 
 NUM_LAYERS = 3
 PROMPT = (1, 2, 3)
@@ -94,6 +99,23 @@ class PlacedLayer:
             self.fails = False
             raise MemoryError
         self.placement = placement
+
+    def serve(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass
+class GatedLayer:
+    """An expert layer that notes its placements, and waits in each until it may go on."""
+
+    placed: list[ExpertPlacement] = field(default_factory=list)
+    begun: threading.Event = field(default_factory=threading.Event)
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def place(self, placement: ExpertPlacement) -> None:
+        self.begun.set()
+        assert self.gate.wait(TIMEOUT_S)
+        self.placed.append(placement)
 
     def serve(self) -> None:
         raise NotImplementedError
@@ -237,10 +259,73 @@ def test_a_rank_that_waits_in_an_exchange_tells_a_new_head_at_once() -> None:
         assert len(rank.told) == num_told, "the engine thread has said so too"
     finally:
         goes_on.set()
-    rank.results.wait(lambda: not rank.lockstep.running)
+    wait_until(lambda: not rank.lockstep.running, "the wave has ended")
     assert member.connected() == (), "the engine thread says so, which has nothing else to do"
-    rank.results.wait(lambda: rank.told[-1] == Standing(1, 1, running=False, has_work=False))
+    wait_until(lambda: rank.told[-1] == Standing(1, 1, running=False, has_work=False), "the engine thread has said so")
     assert loop.stop(10)
+
+
+@contextmanager
+def forming(rank: Rank, layer: ExpertLayer) -> Iterator[tuple[GroupMember, queue.Queue[Frame]]]:
+    """A member whose experts are those of one layer, and what it tells the head."""
+    told: queue.Queue[Frame] = queue.Queue()
+
+    def tell(frames: Frames) -> None:
+        for frame in frames:
+            told.put(frame)
+
+    rank.lockstep = Lockstep(WaveMember(), rank.exchange, rank.layers, tell)
+    loop = EngineLoop(rank.core, rank.results.deliver, rank.results.on_failure, lockstep=rank.lockstep)
+    spread = SpreadExperts(rank.exchange, (layer,), 6, torch.device("cpu"), "m")
+    loop.start()
+    try:
+        yield GroupMember(loop, rank.lockstep, spread, rank=0, host="127.0.0.1", on_listening=lambda *_: None), told
+    finally:
+        assert loop.stop(10)
+
+
+def test_who_waited_to_place_and_was_overtaken_does_not() -> None:
+    """Three groups one after another, while the first one's experts still load: the last one's are placed last."""
+    rank, layer = Rank(), GatedLayer()
+    with forming(rank, layer) as (member, told):
+        member.form(5, (0, 1, 2), "")
+        assert layer.begun.wait(TIMEOUT_S)
+        member.form(6, (0, 1), "")
+        member.form(7, (0,), "")
+        wait_until(lambda: rank.lockstep.epoch == 7, "the engine thread has heard of all three")
+        layer.gate.set()
+        assert told.get(timeout=TIMEOUT_S) == Standing(7, 0, running=False, has_work=False)
+        assert layer.placed == [ExpertPlacement(0, 3), ExpertPlacement(0, 1)]
+        assert rank.exchange.placement == ExpertPlacement(0, 1)
+        assert rank.exchange.group is not None
+
+
+@pytest.mark.parametrize("error", [OSError("the share is away"), ValueError("a tensor is missing"), MemoryError()])
+def test_a_rank_that_cannot_load_its_share_pauses_before_it_is_asked_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    class BrokenLayer(PlacedLayer):
+        def place(self, placement: ExpertPlacement) -> None:
+            raise error
+
+    rank = Rank()
+    with forming(rank, BrokenLayer(rank.exchange.placement)) as (member, told):
+        monkeypatch.setattr(group_member, "time", SimpleNamespace(sleep=pauses.append))
+        member.form(1, (0,), "")
+        assert told.get(timeout=TIMEOUT_S) == Standing(0, 0, running=False, has_work=False)
+        assert pauses == [5.0]
+
+
+def test_a_group_over_which_the_experts_are_not_spread_is_not_entered() -> None:
+    rank = Rank()
+    rank.exchange.placement = ExpertPlacement(0, 3)
+    group = ScriptedGroup()
+    rank.join(group)
+    assert rank.exchange.group is None
+    assert group.is_broken
+    assert rank.told[-1] == Standing(0, 0, running=False, has_work=False)
 
 
 def test_a_failed_placing_leaves_the_old_placement() -> None:

@@ -8,6 +8,7 @@ proves, for every state reached:
   ever, no rank waits alone in an exchange for ever, and an idle group goes to sleep.
 - Once everything that was said is heard, the head knows of a group that runs.
 - Where the group may go on without ranks that are gone, the same holds of those that are left, if nobody comes back.
+  When nobody is left, the head waits for all: the first to come back is not taken for the whole group.
 - If the operator wants a pause, the group can get to stand still without the operator doing anything, and once it
   stands still it does so until the pause is taken back.
 """
@@ -80,6 +81,8 @@ class _Walk:
                 return self.trace(number, str(violation))
             if view.is_misjudged(state):
                 return self.trace(number, "the head takes a group to be idle that runs")
+            if view.is_without_anybody(state):
+                return self.trace(number, "the head goes on without a rank, and nobody is left to go on")
             if len(self.states) > self.max_states:
                 return self.trace(number, f"more than {self.max_states} states: something begins again and again")
             number += 1
@@ -134,7 +137,7 @@ def _unreached(walk: _Walk) -> str:
             lambda state: view.is_good(state) or view.is_good_without_the_dead(state), without=_REPLACES
         )
         for number, reached in enumerate(served):
-            if not reached:
+            if not reached and not view.is_deserted(walk.states[number]):
                 return walk.trace(number, "the group never serves without a rank that stays away")
     if any(view.is_pausing(state) for state in walk.states):
         still = walk.reach(view.is_still, without=_RESUMES)

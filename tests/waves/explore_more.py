@@ -28,6 +28,7 @@ SCENARIOS = (
     Scenario(requests=(1,), crashes=1, breaks=1, shrinks=True),
     Scenario(requests=(1,), crashes=1, head_restarts=1, shrinks=True),
     Scenario(requests=(1,), crashes=2, shrinks=True),
+    Scenario(requests=(1,), crashes=1, blackouts=1, shrinks=True),
     Scenario(requests=(2, 1), pauses=1),
     Scenario(requests=(2, 1), breaks=1),
 )

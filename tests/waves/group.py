@@ -71,6 +71,8 @@ class Group:
         yield from self._operator_moves(state)
         if state.budget.head_restarts:
             yield "head restarts", self._restart_head(state)
+        if state.budget.blackouts:
+            yield "fault: all die", self._kill_all(state)
 
     def _rank_moves(self, state: State, index: int, rank: Rank) -> Iterator[Move]:
         free = rank.exchange is NONE
@@ -127,9 +129,8 @@ class Group:
             yield f"fault: stream of {index} breaks", self._with(left, index, silent)
         if budget.crashes:
             left = state._replace(budget=budget._replace(crashes=budget.crashes - 1))
-            dead = silent._replace(member=DEAD, exchange=NONE, gateways=(), group=())
             asked_again = tuple(sorted((*state.gateways, *rank.gateways)))
-            yield f"fault: {index} dies", self._with(left, index, dead, asked_again)
+            yield f"fault: {index} dies", self._with(left, index, _dead(rank), asked_again)
         if budget.departures and rank.exchange is NONE and rank.gateways:
             left = state._replace(budget=budget._replace(departures=budget.departures - 1))
             yield f"fault: client of {index} leaves", self._with(left, index, rank._replace(gateways=rank.gateways[1:]))
@@ -146,6 +147,12 @@ class Group:
         ranks = (rank._replace(place=place, stream=Stream.NONE, to_rank=(), to_head=()) for rank in state.ranks)
         budget = state.budget._replace(head_restarts=state.budget.head_restarts - 1)
         return self._canonical(State(head, tuple(ranks), state.gateways, budget))
+
+    def _kill_all(self, state: State) -> State:
+        ranks = tuple(map(_dead, state.ranks))
+        asked_again = tuple(sorted((*state.gateways, *(work for rank in state.ranks for work in rank.gateways))))
+        budget = state.budget._replace(blackouts=state.budget.blackouts - 1)
+        return self._canonical(State(state.head, ranks, asked_again, budget))
 
     # Messages
 
@@ -261,6 +268,11 @@ class Group:
         if not self.scenario.shrinks and _order(third) < _order(second):
             return state._replace(ranks=(first, third, second))
         return state
+
+
+def _dead(rank: Rank) -> Rank:
+    """Its process, with all that it had; the head has yet to notice."""
+    return Rank(rank.place, DEAD, Stream.NONE, NONE, (), (), (), ())
 
 
 def _order(rank: Rank) -> tuple[object, ...]:

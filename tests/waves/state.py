@@ -17,6 +17,7 @@ class Scenario:
     requests: tuple[int, ...] = (1, 1)
     sync_interval: int = 1
     crashes: int = 0  # of a rank's process, which is replaced
+    blackouts: int = 0  # in which all processes of ranks die
     breaks: int = 0  # of a rank's stream to the head
     head_restarts: int = 0
     pauses: int = 0  # by an operator, each taken back some time
@@ -30,6 +31,7 @@ class Budget(NamedTuple):
     """How much of the scenario is left."""
 
     crashes: int
+    blackouts: int
     breaks: int
     head_restarts: int
     pauses: int

@@ -24,6 +24,8 @@ SCENARIOS = {
         Scenario(requests=(1,), crashes=1, breaks_show=False, shrinks=True),
         True,
     ),
+    "all ranks die": (Scenario(requests=(1,), blackouts=1), True),
+    "all ranks die, and who is back may go on": (Scenario(requests=(1,), blackouts=1, shrinks=True), True),
     "the head is restarted": (Scenario(requests=(1,), head_restarts=1), True),
 }
 

@@ -231,6 +231,20 @@ class CountsOnTheGone(Waves):
         return self.state.members
 
 
+class ExcusesAll(Waves):
+    """All ranks are away for long enough, and the first to come back is a group of one."""
+
+    def _is_deserted(self) -> bool:
+        return False
+
+
+class ExcusesForNobody(Waves):
+    """A rank stays excused when those that went on without it die too."""
+
+    def _expect_all_if_deserted(self) -> None:
+        return
+
+
 class LeavesTheReturnedOut(Waves):
     """A rank comes back while the others form a group without it, and is taken to be in that one."""
 
@@ -253,6 +267,7 @@ PAUSED = Scenario(pauses=1)
 BROKEN = Scenario(requests=(1,), breaks=1)
 FROZEN = Scenario(requests=(1,), crashes=1, breaks_show=False)
 SHRINKING = Scenario(requests=(1,), crashes=1, breaks_show=False, shrinks=True)
+DESERTED = Scenario(requests=(1,), blackouts=1, shrinks=True)
 IDLE_TAKEN = "takes a group to be idle"
 STEPS_WITHOUT = "exchange tokens without"
 THOUGH_PAUSED = "although it is paused"
@@ -281,6 +296,8 @@ BUGS = [
     Bug(BROKEN, NEVER_RESTS, waves=DisbandsTheUntold, formed=False),
     Bug(SHRINKING, "never serves without a rank", waves=WaitsForTheGone),
     Bug(SHRINKING, "never serves without a rank", waves=CountsOnTheGone),
+    Bug(DESERTED, "nobody is left to go on", waves=ExcusesAll),
+    Bug(DESERTED, "nobody is left to go on", waves=ExcusesForNobody),
     Bug(SHRINKING, "meet in different groups", waves=LeavesTheReturnedOut),
     Bug(BROKEN, NEVER_RESTS, group=SpeaksTooEarly, formed=False),
 ]

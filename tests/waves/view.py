@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from muster import v1 as wire
 
-from services.head.waves import Place, Station, WavesState
+from services.head.waves import AWAY, Place, Station, WavesState
 from tests.waves.logic import Logic
 from tests.waves.state import DEAD, Exchange, Rank, State, Stream
 
@@ -40,6 +40,15 @@ class View:
             and not head.running
             and not any(logic.runs(rank) or any(map(logic.is_start, rank.to_rank)) for rank in state.ranks)
         )
+
+    def is_deserted(self, state: State) -> bool:
+        """No process of a rank lives."""
+        return all(rank.member == DEAD for rank in state.ranks)
+
+    def is_without_anybody(self, state: State) -> bool:
+        """The head goes on without a rank, and there is nobody who could."""
+        stations = {self._logic.places[rank.place].station for rank in state.ranks}
+        return Station.EXCUSED in stations and stations.issubset(AWAY)
 
     def is_misjudged(self, state: State) -> bool:
         """The head has heard all that was said, and takes a group to be idle that runs."""

@@ -27,6 +27,29 @@ def test_who_was_back_in_between_is_away_from_later_on() -> None:
     assert absences.poll(AWAY, (2,), 161, started=True) == Due((), (2,))
 
 
+def test_while_nobody_is_there_nobody_waits() -> None:
+    """All die, and loading takes longer than the patience: the first to be back is no group of one."""
+    absences = Absences(silence_s=10, patience_s=30)
+    absences.poll(HERE, (), 0, started=True)
+    all_gone = dict.fromkeys(HERE, Station.GONE)
+    for now_s in (100, 130, 139):
+        assert absences.poll(all_gone, (), now_s, started=True) == Due((), ())
+    first_back = {**all_gone, 1: Station.FREE}
+    assert absences.poll(first_back, (), 140, started=True) == Due((), ())
+    assert absences.poll(first_back, (), 169.9, started=True) == Due((), ())
+    assert absences.poll(first_back, (), 170, started=True) == Due((), (0, 2))
+
+
+def test_while_the_head_stood_still_nobody_was_away() -> None:
+    absences = Absences(silence_s=10, patience_s=30)
+    stations = {**AWAY, 1: Station.UNKNOWN}
+    absences.poll(stations, (1, 2), 100, started=True)
+    absences.stood_still(60)
+    assert absences.poll(stations, (1, 2), 160, started=True) == Due((), ())
+    assert absences.poll(stations, (1, 2), 170.1, started=True) == Due((1,), ())
+    assert absences.poll(stations, (1, 2), 190, started=True) == Due((1,), (2,))
+
+
 @pytest.mark.parametrize(("patience_s", "started"), [(None, True), (0, False)])
 def test_a_group_that_may_not_shrink_or_was_never_complete_waits(patience_s: float | None, started: bool) -> None:
     absences = Absences(silence_s=10, patience_s=patience_s)

@@ -10,6 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
+from services.configuration import EXPERT_PARALLEL
 from services.rpc.errors import describe
 from tests.services.head.factories import RULES, rules
 from tests.services.head.harness import DEADLINE_S, Engine, Head, running_head
@@ -170,6 +171,14 @@ async def test_a_lockstep_group_keeps_its_size() -> None:
         call: Any = head.coordinator.SyncWave()
         await call.write(wire.SyncWaveRequest(rank=0, incarnation=10, standing=wire.Standing()))
         await call.read()
+        with pytest.raises(grpc.aio.AioRpcError, match="compute in lockstep"):
+            await scale(head, 2)
+
+
+async def test_a_head_that_has_not_heard_of_its_group_yet_keeps_its_size() -> None:
+    agreed = {**RULES.configuration, EXPERT_PARALLEL: "on"}
+    async with running_head(rules(data_parallel_size=1, max_data_parallel_size=4, configuration=agreed)) as head:
+        assert not head.control.is_lockstep
         with pytest.raises(grpc.aio.AioRpcError, match="compute in lockstep"):
             await scale(head, 2)
 

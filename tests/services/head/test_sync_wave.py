@@ -11,6 +11,7 @@ from muster import v1 as wire
 
 from services.head.control_plane import Timing
 from services.head.wave_group import WaveGroup
+from services.head.waves import Station
 from services.rpc.errors import describe
 from tests.services.head.harness import DEADLINE_S, Head, running_head
 from tests.support.lockstep_ranks import Rank, ranks_of, replacement
@@ -173,3 +174,46 @@ async def test_the_group_goes_on_without_a_rank_that_stays_away_and_takes_it_bac
         ranks[0].ask()
         await ranks[0].answered(1)
         assert group_of(head).members == (0, 1, 2)
+
+
+async def test_when_all_die_the_first_to_be_back_waits_for_the_others() -> None:
+    timing = Timing(shrink_group_after_s=30.0)
+    async with running_head(timing=timing) as head, ranks_of(head, 3) as ranks:
+        await until_formed(ranks, 1)
+        head.control._startup.resume()  # all ranks have been ready, which these never say
+        for rank in ranks:
+            await rank.die()
+        group = group_of(head)
+        await eventually(lambda: set(group._waves.stations.values()) == {Station.GONE}, "all ends are noticed")
+        for _ in range(40):
+            head.clock.advance(1.0)
+            head.control.tick()
+        assert group._waves.awaited == dict.fromkeys(range(3), Station.GONE)
+        assert group.members == (0, 1, 2)
+        ranks[1] = replacement(ranks[1])
+        await ranks[1].start()
+        await eventually(lambda: group._waves.stations[1] is Station.FREE, "the first is back")
+        head.control.tick()
+        assert group.members == (0, 1, 2)
+        for number in (0, 2):
+            ranks[number] = replacement(ranks[number])
+            await ranks[number].start()
+        await until_formed(ranks, 2)
+
+
+async def test_a_head_that_stood_still_gives_absent_ranks_their_time() -> None:
+    timing = Timing(shrink_group_after_s=3.0)
+    async with running_head(timing=timing) as head, ranks_of(head, 3) as ranks:
+        await until_formed(ranks, 1)
+        head.control._startup.resume()
+        await ranks[0].die()
+        group = group_of(head)
+        await eventually(lambda: group._waves.stations[0] is Station.GONE, "its end is noticed")
+        head.control.tick()
+        head.clock.advance(60.0)
+        head.control.tick()
+        assert group.members == (0, 1, 2)
+        for _ in range(3):
+            head.clock.advance(1.0)
+            head.control.tick()
+        assert list(group.members) == [1, 2]
