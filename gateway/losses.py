@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from enum import Enum
 
-# What goes down together, a node or a rack, goes within moments; keep-alives and leases notice a cut a little later.
+# What goes down together, a node or a rack, goes within moments.
 SAME_EVENT_S = 1.0
 # Whoever is excused is tried again, and what is tried again may be guilty after all.
 _MAX_EXCUSES = 2
@@ -22,8 +22,9 @@ class Verdict(Enum):
 class LossRecord:
     """The losses of one request.
 
-    A rank that is lost right after another one, and never did a step of the request, went down with that one: such a
-    loss is excused and not counted, but whoever kills a rank at once looks the same, so the request goes on probation.
+    A rank that is lost before it did a step of the request, and after another one, probably went down with that one:
+    such a loss is excused and not counted, but whoever kills a rank at once looks the same, so the request goes on
+    probation.
     A rank may also die of a request, and then its companions have lost their rank too: they must not be failed with
     it. So the last loss that is allowed decides only when the request was the one suspect there; otherwise it goes on,
     on probation too. Who loses a rank on probation did it, unless ranks that it never was on went down at that moment.
@@ -31,8 +32,6 @@ class LossRecord:
 
     def __init__(self, max_losses: int) -> None:
         self._max_losses = max_losses
-        self._last_s = float("-inf")
-        self._last_node = ""
         self._ranks: set[int] = set()
         self._num_counted = 0
         self._num_excused = 0
@@ -41,26 +40,22 @@ class LossRecord:
 
     def add(
         self,
-        now_s: float,
         *,
-        rank: int = 0,
-        node: str,
+        rank: int,
         num_suspects: int,
         heard: bool,
         lost_lately: AbstractSet[int] = frozenset(),
     ) -> Verdict:
-        """A loss at `now_s`, of `rank` on `node`.
+        """The loss of `rank`.
 
         `num_suspects` requests with a loss before were on the rank, this one included; `heard` tells whether the rank
         did a step of this one; `lost_lately` are all ranks that this gateway lost within SAME_EVENT_S.
         """
         self._ranks.add(rank)
         others = bool(lost_lately - self._ranks)
-        is_near = now_s - self._last_s <= SAME_EVENT_S and (node == self._last_node or others)
-        self._last_s, self._last_node = now_s, node
         self.count += 1
-        excused = not heard and (others if self.on_probation else is_near) and self._num_excused < _MAX_EXCUSES
-        if excused and self._max_losses > 1:
+        excused = not heard and self.count > 1 and (others or not self.on_probation)
+        if excused and self._num_excused < _MAX_EXCUSES and self._max_losses > 1:
             self._num_excused += 1
             self.on_probation = True
             return Verdict.PROBATION

@@ -218,9 +218,7 @@ class RunningRequest:
     def _lost(self, lost: EngineLost, node: str) -> None:
         self.sought_since_s = self._clock()
         verdict = self.losses.add(
-            self._clock(),
             rank=lost.rank,
-            node=node,
             num_suspects=lost.num_suspects,
             heard=lost.heard,
             lost_lately=self._lost_within(SAME_EVENT_S),
