@@ -180,6 +180,7 @@ async def test_a_rank_that_does_not_come_back_is_named(is_there: bool) -> None:
             cluster.head.set_state(1, wire.RANK_STATE_LOST)
             await eventually(lambda: cluster.backend.pool.link(1) is None, "the rank is lost")
         else:
+            del cluster.head.ranks[1]
             cluster.head.set_ranks(cluster.engines[0].roster_entry())
             await eventually(lambda: 1 not in cluster.backend.cluster.ranks(), "the rank left")
         await cluster.engines[1].die()
