@@ -39,14 +39,16 @@ class Failed:
 class EngineLost:
     """The rank's stream broke; nothing more comes for this submission, and what came is good.
 
-    `num_suspects` requests that had lost a rank before were on the stream, and `heard` tells whether anything came on
-    it after this submission.
+    `num_suspects` requests that had lost a rank before were on the stream, and `heard` tells whether the engine did a
+    step of this submission: frames of others may have been on their way when it died. `is_planned` when nothing died:
+    the engine ended the stream in order, or its rank left.
     """
 
     rank: int
     message: str
     num_suspects: int = 0
     heard: bool = False
+    is_planned: bool = False
 
 
 class ProtocolViolation(Exception):
@@ -62,13 +64,12 @@ class Ticket:
     now and then so that a long one is not left to be read at once.
     """
 
-    __slots__ = ("after_frame", "end", "is_quiet", "logprobs", "news", "prompt", "suspect", "token_ids")
+    __slots__ = ("end", "is_quiet", "logprobs", "news", "prompt", "suspect", "token_ids")
 
     def __init__(self, news: ChangeSignal, *, suspect: bool = False) -> None:
         self.news = news
         self.suspect = suspect
         self.is_quiet = False
-        self.after_frame = 0
         self.prompt: PromptReport | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
@@ -94,7 +95,6 @@ class Attachment:
         self._abandoned: set[int] = set()
         self._free: list[int] = []
         self._num_handles = 0
-        self._num_frames = 0
         self._moved: set[ChangeSignal] = set()
 
     def __len__(self) -> int:
@@ -109,7 +109,6 @@ class Attachment:
             self._num_handles += 1
             handle = self._num_handles
         self._tickets[handle] = ticket
-        ticket.after_frame = self._num_frames
         return handle
 
     def abandon(self, handle: int, ticket: Ticket) -> bool:
@@ -122,7 +121,6 @@ class Attachment:
 
     def apply(self, outputs: wire.StepOutputs) -> None:
         """Hands one engine step out; `wake` tells who has news. Raises ProtocolViolation."""
-        self._num_frames += 1
         if outputs.started:
             self._add_started(outputs)
         self._add_tokens(outputs)
@@ -139,7 +137,7 @@ class Attachment:
         for news in moved:
             news.notify()
 
-    def lose(self, message: str) -> None:
+    def lose(self, message: str, *, is_planned: bool = False) -> None:
         """The stream is over: everything that was live ends with EngineLost."""
         tickets, self._tickets = self._tickets, {}
         self._abandoned.clear()
@@ -147,8 +145,8 @@ class Attachment:
         self._num_handles = 0
         num_suspects = len({id(ticket.news) for ticket in tickets.values() if ticket.suspect})
         for ticket in tickets.values():
-            heard = self._num_frames > ticket.after_frame
-            ticket.end = EngineLost(self.rank, message, num_suspects, heard)
+            heard = ticket.prompt is not None or bool(ticket.token_ids)
+            ticket.end = EngineLost(self.rank, message, num_suspects, heard, is_planned)
             self._moved.add(ticket.news)
         self.wake()
 

@@ -29,6 +29,8 @@ _MAX_BATCH_INPUTS = 16
 _MAX_BATCH_TOKENS = 8192
 # While a rank computes one batch of a request the next one waits there already.
 _BATCHES_PER_RANK = 2
+# A rank that is about to stop or drains is not asked again for so long.
+_PAUSE_S = 1.0
 
 
 class Embedder:
@@ -104,11 +106,19 @@ class Embedder:
     ) -> tuple[list[Vector], int]:
         message = from_embedding_request(request, inputs)
         placement = Placement(rank=request.rank, num_choices=len(inputs))
-        refused_by: set[tuple[int, int]] = set()
+        refused_by: dict[tuple[int, int], float] = {}
+        since_s = self._clock()
         full: Overloaded | None = None
         num_losses = 0
         while True:
-            place = await self._placer.place(placement, refused_by=refused_by, full=full, deadline_s=deadline_s)
+            place = await self._placer.place(
+                placement,
+                refused_by=refused_by,
+                full=full,
+                deadline_s=deadline_s,
+                since_s=since_s,
+                has_begun=num_losses > 0,
+            )
             link = place.link
             try:
                 with place.lease:
@@ -116,14 +126,17 @@ class Embedder:
                 return [embedding.values for embedding in response.embeddings], link.rank
             except LinkLost as lost:
                 num_losses += 1
-                if num_losses >= self._limits.max_losses or request.rank is not None:
+                since_s = self._clock()
+                if num_losses >= self._limits.max_losses:
                     raise EngineFailed(
                         f"The request lost its rank {num_losses} times, last: {lost}.", deterministic=False
                     ) from lost
                 meter.continued(link.rank)
             except grpc.aio.AioRpcError as error:
-                full = _refusal(error, link) or full
-                refused_by.add((link.rank, link.incarnation))
+                refusal = _refusal(error, link)
+                full = refusal or full
+                pause_s = _PAUSE_S if refusal is None else float("inf")
+                refused_by[link.rank, link.incarnation] = self._clock() + pause_s
 
     def _check(self, request: EmbeddingRequest) -> None:
         model = self._cluster.model()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -49,8 +50,9 @@ class EngineLink:
         dial: Dial,
         changed: ChangeSignal,
         node: str = "",
+        on_lost: Callable[[int], None] = lambda rank: None,
     ) -> None:
-        """`node` is equal for ranks that go down together when their node does."""
+        """`node` is equal for ranks that go down together when their node does; `on_lost` hears of each break."""
         self.rank = rank
         self.node = node
         self.incarnation = incarnation
@@ -58,6 +60,7 @@ class EngineLink:
         self._gateway = gateway
         self._dial = dial
         self._changed = changed
+        self._on_lost = on_lost
         self._attachment = Attachment(rank)
         self._rouser = Rouser(self._attachment.wake)
         self._outbox: deque[wire.AttachRequest] = deque()
@@ -89,10 +92,10 @@ class EngineLink:
         self._task = asyncio.create_task(self._run(), name=f"engine-link-{self.rank}")
         return self._task
 
-    def close(self, message: str) -> None:
+    def close(self, message: str, *, is_planned: bool = False) -> None:
         """Ends all requests with EngineLost now; the stream and the channel end soon after."""
         self._retired = True
-        self._detach(message)
+        self._detach(message, is_planned=is_planned)
         self.trust()
         if self._task is not None:
             self._task.cancel()
@@ -104,9 +107,10 @@ class EngineLink:
         self._retired = True
         message = f"rank {self.rank} left the deployment"
         if not self._attached or not len(self._attachment):
-            self.close(message)
+            self.close(message, is_planned=True)
         else:
-            self._grace = asyncio.get_running_loop().call_later(grace_s, self.close, message)
+            loop = asyncio.get_running_loop()
+            self._grace = loop.call_later(grace_s, partial(self.close, message, is_planned=True))
 
     def doubt(self, silence_s: float, message: str) -> None:
         """Somebody says that the engine is lost. Closes once it has been silent for so long, or has nothing to say.
@@ -209,7 +213,7 @@ class EngineLink:
         # A rank that left was announced; one that cannot be dialled yet is tried again every few moments.
         unplanned = logging.INFO if is_planned else logging.WARNING
         logger.log(unplanned if self.attached else logging.DEBUG, "rank %d at %s: %s", self.rank, self.target, message)
-        self._detach(f"rank {self.rank} was lost: {message}")
+        self._detach(f"rank {self.rank} was lost: {message}", is_planned=is_planned)
 
     async def _serve(self, backoff: Backoff) -> None:
         channel = self._channel = self._dial(self.target)
@@ -258,10 +262,12 @@ class EngineLink:
         except (grpc.RpcError, asyncio.InvalidStateError):
             return  # the reader sees the same break, with its status
 
-    def _detach(self, message: str) -> None:
+    def _detach(self, message: str, *, is_planned: bool = False) -> None:
+        if self._attached and not is_planned:
+            self._on_lost(self.rank)
         self._attached = False
         self._outbox.clear()
-        self._attachment.lose(message)
+        self._attachment.lose(message, is_planned=is_planned)
         self._changed.notify()
 
 

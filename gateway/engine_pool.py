@@ -42,6 +42,7 @@ class EnginePool:
         self._links: dict[int, EngineLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._lost_s: dict[int, float] = {}  # on the event loop's clock
         self._unreachable: dict[int, int] = {}  # ranks without an address for us: the incarnation that was told
 
     @property
@@ -66,6 +67,11 @@ class EnginePool:
                 self._follow(link, rank)
             if rank.state is RankState.READY and rank.rank not in self._links:
                 self._open(rank)
+
+    def lost_within(self, seconds: float) -> frozenset[int]:
+        """Ranks whose stream broke, not in order, within the last `seconds`."""
+        since_s = asyncio.get_running_loop().time() - seconds
+        return frozenset(rank for rank, lost_s in self._lost_s.items() if lost_s >= since_s)
 
     async def close(self) -> None:
         """Ends all streams; the engines abort what was on them."""
@@ -112,11 +118,15 @@ class EnginePool:
             dial=self._dial,
             changed=self._changed,
             node=rank.host_id,
+            on_lost=self._note_loss,
         )
         self._links[rank.rank] = link
         task = link.open()
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _note_loss(self, rank: int) -> None:
+        self._lost_s[rank] = asyncio.get_running_loop().time()
 
     def _drop(self, rank: int) -> None:
         self._links.pop(rank).retire(RETIRE_GRACE_S)

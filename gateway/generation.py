@@ -16,6 +16,7 @@ from gateway.cluster_view import ClusterView
 from gateway.engine_pool import EnginePool
 from gateway.errors import GatewayError, Overloaded, RequestTimeout
 from gateway.generation_request import GenerationEvent, GenerationRequest
+from gateway.losses import SAME_EVENT_S
 from gateway.metrics import GatewayMetrics
 from gateway.placement import Place, Placer
 from gateway.probation import Probation
@@ -25,6 +26,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.tracing import NO_TRACING, Tracing
 
 logger = logging.getLogger(__name__)
+
+_CALM_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,8 @@ class Generator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
+        self._pool = pool
+        self._changed = changed
         self._placer = Placer(cluster, pool, balancer, changed, limits.rank_wait_s, clock)
         self._metrics = metrics
         self._limits = limits
@@ -94,11 +99,12 @@ class Generator:
                 if running.homeless:
                     if running.losses.on_probation:
                         await turn.take(running.num_generated)
+                        await self._calm(deadline_s)
                     running.submit(await self._place(running, request, deadline_s), self._left_s(deadline_s))
                 seen = running.news.version
                 events = running.collect()
-                if turn.is_taken:
-                    turn.survived(running.num_generated)
+                if turn.is_taken and turn.survived(running.num_generated):
+                    running.losses.survived()
                 if queued and running.reported:
                     queued = False
                     self._count(0, queued=-1)
@@ -140,7 +146,7 @@ class Generator:
             max_tokens=max_tokens,
             engine_request_id=f"{request.request_id}-{secrets.token_hex(4)}",
             meter=self._metrics.meter(span),
-            serves=self._cluster.serves,
+            lost_within=self._pool.lost_within,
             max_losses=self._limits.max_losses,
             clock=self._clock,
         )
@@ -162,14 +168,24 @@ class Generator:
                     full=running.full,
                     lost_nodes=running.lost_nodes,
                     deadline_s=deadline_s,
+                    since_s=running.sought_since_s,
+                    has_begun=running.has_begun,
                 )
             except Overloaded as full:
                 # A client cannot repeat an answer that has begun; a new one it can.
-                if not running.losses.count or self._clock() >= give_up_s:
+                if not running.has_begun or self._clock() >= give_up_s:
                     raise
                 await asyncio.sleep(min(full.retry_after_s or 1.0, 1.0))
                 running.refused_by.clear()
                 running.full = None
+
+    async def _calm(self, deadline_s: float | None) -> None:
+        """Waits until no rank is going down, so that a request on probation loses none to what others died of."""
+        give_up_s = self._clock() + self._limits.rank_wait_s
+        if deadline_s is not None:
+            give_up_s = min(give_up_s, deadline_s)
+        while self._pool.lost_within(SAME_EVENT_S) and self._clock() < give_up_s:
+            await self._changed.wait(_CALM_CHECK_S)
 
     async def _wait(self, running: RunningRequest, deadline_s: float | None, turn_s: float | None) -> None:
         """Waits for news until the request's deadline, and for its first output until its turn has passed; one of the

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gateway.balancer import Balancer, Lease, Placement
 from gateway.change_signal import ChangeSignal
@@ -15,6 +16,7 @@ from gateway.engine_pool import EnginePool
 from gateway.errors import Draining, NoBackend, Overloaded, RequestTimeout
 from gateway.ranks import Rank, RankState
 
+_NONE: Mapping[tuple[int, int], float] = MappingProxyType({})
 # What a client is told to wait before it asks again.
 _RETRY_AFTER_S = 5.0
 
@@ -50,35 +52,41 @@ class Placer:
         self,
         placement: Placement,
         *,
-        refused_by: AbstractSet[tuple[int, int]] = frozenset(),
+        refused_by: Mapping[tuple[int, int], float] = _NONE,
         full: Overloaded | None = None,
         lost_nodes: AbstractSet[str] = frozenset(),
         deadline_s: float | None = None,
+        since_s: float | None = None,
+        has_begun: bool = False,
     ) -> Place:
         """A place for the request.
 
-        `refused_by` are (rank, incarnation) that would not take it, and `full` is what they said when their queues were
-        full. Ranks on `lost_nodes` are taken when there are no others. Waits up to the limit for a rank; raises
-        NoBackend, Overloaded or, when `deadline_s` on the clock comes first, RequestTimeout. A rank that the request
-        asks for is worth that wait while it starts or is lost, for it comes back by itself; one that drains takes
-        requests when its operator says so, and is refused at once, with Draining.
+        `refused_by` are (rank, incarnation) that would not take it and until when, on the clock, they are not asked
+        again; `full` is what they said when their queues were full. Ranks on `lost_nodes` are taken when there are no
+        others. Waits up to the limit for a rank, from `since_s` on; raises NoBackend, Overloaded or, when `deadline_s`
+        on the clock comes first, RequestTimeout. A rank that the request asks for is worth that wait while it starts
+        or is lost, for it comes back by itself; one that drains takes requests when its operator says so, and is
+        refused at once, with Draining. A request that has begun there waits for it in any case: it cannot be repeated,
+        and a drain may be the beginning of a restart.
         """
-        give_up_s = self._clock() + self._wait_s
+        give_up_s = (self._clock() if since_s is None else since_s) + self._wait_s
         while True:
-            place = self._try(placement, refused_by, lost_nodes)
+            now_s = self._clock()
+            paused = {process: until_s for process, until_s in refused_by.items() if until_s > now_s}
+            place = self._try(placement, paused.keys(), lost_nodes)
             if place is not None:
                 return place
             if full is not None:
                 raise full
-            if placement.rank is not None and self._drains(placement.rank):
+            if placement.rank is not None and not has_begun and self._drains(placement.rank):
                 raise Draining(_explain_drain(placement.rank), retry_after_s=_RETRY_AFTER_S)
-            now_s = self._clock()
             if deadline_s is not None and now_s >= deadline_s:
                 raise RequestTimeout("No rank could take the request within its time.")
-            if now_s >= give_up_s:
-                raise NoBackend(self._explain(placement), retry_after_s=_RETRY_AFTER_S)
-            limit_s = give_up_s if deadline_s is None else min(give_up_s, deadline_s)
-            await self._changed.wait(limit_s - now_s)
+            is_gone = placement.rank is not None and placement.rank not in self._cluster.ranks()
+            if now_s >= give_up_s or (has_begun and is_gone):
+                raise NoBackend(self._explain(placement, has_begun), retry_after_s=_RETRY_AFTER_S)
+            limits_s = (give_up_s, deadline_s, *paused.values())
+            await self._changed.wait(min(each for each in limits_s if each is not None) - now_s)
 
     def _try(
         self, placement: Placement, refused_by: AbstractSet[tuple[int, int]], lost_nodes: AbstractSet[str]
@@ -100,10 +108,18 @@ class Placer:
         rank = self._cluster.ranks().get(number)
         return rank is not None and rank.state is RankState.DRAINING
 
-    def _explain(self, placement: Placement) -> str:
+    def _explain(self, placement: Placement, has_begun: bool) -> str:
         if placement.rank is not None:
             rank = self._cluster.ranks().get(placement.rank)
             state = self._state(rank) if rank is not None else RankState.MISSING.value
+            if has_begun:
+                how_long = (
+                    "left the deployment" if rank is None else f"was not back within {self._wait_s:g} s: it is {state}"
+                )
+                return (
+                    f"Rank {placement.rank}, which the request asks for, was lost while it ran and {how_long}. "
+                    "Try again, or name no rank."
+                )
             return f"Rank {placement.rank}, which the request asks for, is {state}. Try again later or name no rank."
         states = ", ".join(f"rank {rank.rank} is {self._state(rank)}" for rank in self._cluster.ranks().values())
         return f"No rank could take the request for {self._wait_s:g} s: {states or 'none is known'}. Try again later."

@@ -44,10 +44,12 @@ class Turn:
             raise NoBackend(message, retry_after_s=5.0) from None
         self._is_taken = True
 
-    def survived(self, num_generated: int) -> None:
-        """Gives the turn back once there are more tokens than when it was taken."""
-        if num_generated > self._num_generated:
-            self.give_back()
+    def survived(self, num_generated: int) -> bool:
+        """Gives the turn back once there are more tokens than when it was taken, and tells whether there are."""
+        if num_generated <= self._num_generated:
+            return False
+        self.give_back()
+        return True
 
     def give_back(self) -> None:
         """Harmless when it was not taken."""

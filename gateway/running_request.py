@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import grpc
@@ -22,10 +23,13 @@ from gateway.generation_request import (
     GenerationUsage,
     PromptReport,
 )
-from gateway.losses import LossRecord, Verdict
+from gateway.losses import SAME_EVENT_S, LossRecord, Verdict
 from gateway.metrics import RequestMeter
 from gateway.placement import Place
 from gateway.wire_convert import from_request
+
+# A rank that does not want a request and says no more is not asked again for so long.
+_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -62,16 +66,21 @@ class RunningRequest:
         max_tokens: int,
         engine_request_id: str,
         meter: RequestMeter,
-        serves: Callable[[int], bool],
+        lost_within: Callable[[float], AbstractSet[int]],
         max_losses: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.news = ChangeSignal()
         self.homeless = list(choices)
-        self.refused_by: set[tuple[int, int]] = set()
+        # (rank, incarnation) that would not have it, and until when on the clock they are not asked again.
+        self.refused_by: dict[tuple[int, int], float] = {}
         self.full: Overloaded | None = None
         self.losses = LossRecord(max_losses)
         self.lost_nodes: set[str] = set()
+        # A rank had it; its client may have seen a part of the answer.
+        self.has_begun = False
+        # Since when no rank did anything for it.
+        self.sought_since_s = clock()
         self.rank = -1
         self._request = request
         self._choices = choices
@@ -79,7 +88,7 @@ class RunningRequest:
         self._max_tokens = max_tokens
         self._engine_request_id = engine_request_id
         self.meter = meter
-        self._serves = serves
+        self._lost_within = lost_within
         self._clock = clock
         self._num_submitted = 0
         self._submissions: dict[int, _Submission] = {}
@@ -140,7 +149,7 @@ class RunningRequest:
             if end is None and not ticket.token_ids:
                 continue
             choice = self._choices[index]
-            gave_up = isinstance(end, Finished) and self._gave_up(end, submission)
+            gave_up = _gave_up(end)
             if gave_up:
                 end = EngineLost(submission.home.place.link.rank, "the engine gave the request up")
             self._advance(choice, ticket, end if isinstance(end, Finished) else None, events)
@@ -152,7 +161,9 @@ class RunningRequest:
             elif isinstance(end, EngineLost):
                 self._leave(index)
                 self.homeless.append(choice)
+                self.has_begun = True
                 if gave_up:
+                    self._pause(submission.home.place.link, _PAUSE_S)
                     self.meter.continued(end.rank)  # on purpose, and not because of what was asked
                 else:
                     lost, lost_node = end, submission.home.place.link.node
@@ -168,6 +179,7 @@ class RunningRequest:
     def _advance(self, choice: Choice, ticket: Ticket, end: Finished | None, events: list[GenerationEvent]) -> None:
         token_ids, logprobs = ticket.take()
         if token_ids:
+            self.sought_since_s = self._clock()
             self.meter.tokens(self.rank, choice.index, len(token_ids))
             ticket.is_quiet = self._is_quiet and not self.losses.count
         delta = choice.advance(token_ids, logprobs, end)
@@ -200,19 +212,24 @@ class RunningRequest:
         if not home.num_choices:
             home.place.lease.release()
 
-    def _gave_up(self, end: Finished, submission: _Submission) -> bool:
-        """A draining rank that ran out of time aborts what it has; that is no end of the request."""
-        return end.reason is FinishReason.ABORT and not self._serves(submission.home.place.link.rank)
+    def _pause(self, link: EngineLink, seconds: float) -> None:
+        self.refused_by[link.rank, link.incarnation] = self._clock() + seconds
 
     def _lost(self, lost: EngineLost, node: str) -> None:
-        verdict = self.losses.add(self._clock(), node=node, num_suspects=lost.num_suspects, heard=lost.heard)
+        self.sought_since_s = self._clock()
+        verdict = self.losses.add(
+            rank=lost.rank,
+            num_suspects=lost.num_suspects,
+            heard=lost.heard,
+            lost_lately=self._lost_within(SAME_EVENT_S),
+        )
         self.lost_nodes.add(node)
-        if self._request.rank is not None:
-            raise EngineFailed(
-                f"Rank {lost.rank}, which the request asks for, was lost while it ran. Try again, or name no rank.",
-                deterministic=False,
-            )
         if verdict is Verdict.FAIL:
+            if self._request.rank is not None and self.losses.count == 1:
+                raise EngineFailed(
+                    f"Rank {lost.rank}, which the request asks for, was lost while it ran. Try again, or name no rank.",
+                    deterministic=False,
+                )
             raise EngineFailed(f"The request lost its rank {times(self.losses.count)}, last: {lost.message}.")
         self.meter.continued(lost.rank)
 
@@ -220,9 +237,11 @@ class RunningRequest:
         error = _to_error(failed, link.rank, self._request.constraint)
         if isinstance(error, Overloaded):
             self.full = error
-        elif failed.code != grpc.StatusCode.UNAVAILABLE.value[0]:
+            self._pause(link, float("inf"))
+        elif failed.code == grpc.StatusCode.UNAVAILABLE.value[0]:
+            self._pause(link, failed.retry_after_s or _PAUSE_S)
+        else:
             raise error
-        self.refused_by.add((link.rank, link.incarnation))
         self.homeless.append(choice)
 
     def _wire_request(self, choice: Choice) -> wire.GenerateRequest:
@@ -237,6 +256,16 @@ class RunningRequest:
             with_prompt_logprobs=choice.index == 0 and self._report is None,
             defaults=self._model.default_sampling,
         )
+
+
+def _gave_up(end: Finished | Failed | EngineLost | None) -> bool:
+    """An engine that stops, or whose drain ran out of time, aborts what it has; that is no end of the request.
+
+    What this gateway aborts it listens to no more, so that an abort which it hears of is always the engine's.
+    """
+    if isinstance(end, EngineLost):
+        return end.is_planned
+    return isinstance(end, Finished) and end.reason is FinishReason.ABORT
 
 
 def times(number: int) -> str:

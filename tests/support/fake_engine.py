@@ -51,6 +51,7 @@ class EngineScript:
     cached_tokens: int = 0
     logprob: float = -0.5
     finish_reason: int | None = None  # instead of the true one
+    gives_up: bool = False  # aborts each request at once
     max_running: int = 1 << 30
     tokenizer_chunks: int | None = None
     tokenizer_sha256: str | None = None
@@ -151,6 +152,11 @@ class FakeEngine:
         for outbox in self._streams:
             outbox.put_nowait(None)
 
+    def give_up(self) -> None:
+        """As an engine whose time to stop or to drain is over: aborts what it has."""
+        for live in list(self._live):
+            self._abort(live.handle, live.outbox)
+
     async def stop(self, grace_s: float = 0) -> None:
         if self._stepper is not None:
             self._stepper.cancel()
@@ -236,6 +242,8 @@ class FakeEngine:
             outbox.put_nowait(wire.StepOutputs(failed=[failed]))
             return
         self._live.append(_Live(handle, request, outbox, generated=len(request.generated_token_ids)))
+        if self.script.gives_up:
+            self._abort(handle, outbox)
         self._wake.set()
 
     def _abort(self, handle: int, outbox: asyncio.Queue[Any]) -> None:

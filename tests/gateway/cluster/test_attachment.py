@@ -109,11 +109,15 @@ def test_a_lost_stream_tells_who_could_have_broken_it() -> None:
     innocent = Ticket(ChangeSignal())
     for ticket in (*tickets[:2], innocent):
         attachment.submit(ticket)
-    attachment.apply(wire.StepOutputs())
+    started = wire.StepOutputs()
+    for handle in (1, 2, 3):
+        started.started.add(handle=handle, prompt=wire.PromptInfo(num_tokens=1))
+    attachment.apply(started)
     attachment.submit(tickets[2])
+    attachment.apply(wire.StepOutputs(handles=[1], token_ids=[7]))
     attachment.lose("it broke")
     ends = [ticket.end for ticket in (*tickets, innocent)]
-    # Two requests, one of them with two choices; the last came after the last frame.
+    # Two requests, one of them with two choices; the engine did no step of the last one.
     assert ends == [EngineLost(3, "it broke", 2, heard) for heard in (True, True, False, True)]
 
 

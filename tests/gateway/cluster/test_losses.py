@@ -1,40 +1,63 @@
 from __future__ import annotations
 
-from gateway.losses import SAME_EVENT_S, LossRecord, Verdict
+from gateway.losses import LossRecord, Verdict
 
 
-def add(record: LossRecord, now_s: float, node: str = "n", *, suspects: int = 1, heard: bool = True) -> Verdict:
-    return record.add(now_s, node=node, num_suspects=suspects, heard=heard)
+def add(
+    record: LossRecord, rank: int, *, suspects: int = 1, heard: bool = True, lately: frozenset[int] = frozenset()
+) -> Verdict:
+    return record.add(rank=rank, num_suspects=suspects, heard=heard, lost_lately=lately | {rank})
 
 
 def test_the_first_is_no_suspicion_and_the_second_is() -> None:
     record = LossRecord(2)
-    assert add(record, 0.0) is Verdict.CONTINUE
-    assert add(record, 0.001) is Verdict.FAIL
+    assert add(record, 0, heard=False) is Verdict.CONTINUE
+    assert add(record, 1) is Verdict.FAIL
 
 
 def test_a_second_one_with_companions_does_not_tell_who_did_it() -> None:
     record = LossRecord(2)
-    add(record, 0.0)
-    assert add(record, 60.0, suspects=2) is Verdict.PROBATION
-    assert add(record, 120.0, suspects=1) is Verdict.FAIL
+    add(record, 0)
+    assert add(record, 1, suspects=2) is Verdict.PROBATION
+    assert add(record, 2) is Verdict.FAIL
 
 
-def test_a_rank_of_the_same_node_that_gave_no_sign_of_life_went_down_with_the_first() -> None:
+def test_a_rank_that_did_no_step_of_it_excuses_it_once() -> None:
     record = LossRecord(2)
-    add(record, 0.0)
-    assert add(record, SAME_EVENT_S, heard=False) is Verdict.PROBATION
-    assert add(record, SAME_EVENT_S + 0.001, heard=False) is Verdict.FAIL, "once"
+    add(record, 0)
+    assert add(record, 1, heard=False) is Verdict.PROBATION
+    assert add(record, 2, heard=False) is Verdict.FAIL
 
 
-def test_another_node_or_a_later_time_or_a_sign_of_life_is_another_event() -> None:
-    for now_s, node, heard in ((0.001, "other", False), (SAME_EVENT_S + 0.1, "n", False), (0.001, "n", True)):
-        record = LossRecord(2)
-        add(record, 0.0)
-        assert add(record, now_s, node, heard=heard) is Verdict.FAIL
+def test_an_excused_loss_does_not_count_for_who_survived_since() -> None:
+    record = LossRecord(2)
+    add(record, 0)
+    add(record, 1, heard=False)
+    record.survived()
+    assert not record.on_probation
+    assert add(record, 2) is Verdict.FAIL, "the second that counts"
+
+
+def test_who_is_on_probation_for_losses_that_count_stays_there() -> None:
+    record = LossRecord(2)
+    add(record, 0)
+    add(record, 1, suspects=2)
+    record.survived()
+    assert record.on_probation
+    assert add(record, 2, suspects=2) is Verdict.FAIL
+
+
+def test_on_probation_ranks_that_it_never_was_on_excuse_it_but_not_for_ever() -> None:
+    others = frozenset({7})
+    record = LossRecord(2)
+    verdicts = [add(record, rank, heard=False, lately=others) for rank in range(4)]
+    assert verdicts == [Verdict.CONTINUE, Verdict.PROBATION, Verdict.PROBATION, Verdict.FAIL]
+    record = LossRecord(2)
+    verdicts = [add(record, rank, heard=rank != 1, lately=others) for rank in range(3)]
+    assert verdicts == [Verdict.CONTINUE, Verdict.PROBATION, Verdict.FAIL], "the last one did a step of it"
 
 
 def test_the_limit_can_be_moved() -> None:
-    assert add(LossRecord(1), 0.0, suspects=5, heard=False) is Verdict.FAIL
+    assert add(LossRecord(1), 0, suspects=5, heard=False, lately=frozenset({7})) is Verdict.FAIL
     record = LossRecord(3)
-    assert [add(record, float(now)) for now in range(3)] == [Verdict.CONTINUE, Verdict.CONTINUE, Verdict.FAIL]
+    assert [add(record, rank) for rank in range(3)] == [Verdict.CONTINUE, Verdict.CONTINUE, Verdict.FAIL]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 from muster import v1 as wire
 
-from gateway.errors import (
-    EngineFailed,
-    NoBackend,
-)
+from gateway.errors import Draining, EngineFailed, NoBackend
 from gateway.generation import GenerationLimits
 from gateway.generation_request import (
     Constraint,
@@ -137,13 +136,141 @@ async def test_a_switch_continues_nothing() -> None:
             await task
 
 
-async def test_a_lost_rank_that_was_asked_for_is_an_error() -> None:
-    async with fake_cluster(EngineScript(steps_left=HANGS), EngineScript()) as cluster:
+async def test_a_request_that_names_a_rank_goes_on_there_when_the_next_process_is_up() -> None:
+    async with fake_cluster(EngineScript(), EngineScript()) as cluster, asyncio.timeout(20):
+        whole = await cluster.answer(ask(rank=0, seed=3, max_tokens=8))
+        first = cluster.engines[0]
+        first.allow(3)
+        task = await start(cluster, rank=0, seed=3, max_tokens=8)
+        await eventually(lambda: first.script.steps_left == 0, "three tokens were made")
+        await eventually(lambda: not cluster.backend.generator.num_queued, "some of them have come")
+        await first.die()
+        cluster.head.set_state(0, wire.RANK_STATE_LOST)
+        await eventually(lambda: cluster.backend.pool.link(0) is None, "the rank is lost")
+        async with another_process(cluster, 0) as second:
+            answer = await task
+            assert isinstance(answer, Answer)
+            assert (answer.text(), answer.usage) == (whole.text(), whole.usage)
+            assert second.submitted[0].generated_token_ids
+            assert not cluster.engines[1].submitted
+            await cluster.settled()
+
+
+async def test_what_a_drain_gives_up_waits_for_the_rank_it_names_and_new_requests_do_not() -> None:
+    async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster, asyncio.timeout(20):
+        task = await start(cluster, rank=0, max_tokens=2)
+        cluster.head.set_state(0, wire.RANK_STATE_DRAINING)
+        await eventually(lambda: not cluster.backend.cluster.ready, "the rank drains")
+        cluster.engines[0].give_up()
+        with pytest.raises(Draining):
+            await cluster.answer(ask(rank=0))
+        assert not task.done()
+        cluster.engines[0].allow(None)
+        cluster.head.set_state(0, wire.RANK_STATE_READY)
+        assert isinstance(await task, Answer)
+        await cluster.settled()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_rank_that_does_not_come_back_is_named(is_there: bool) -> None:
+    limits = GenerationLimits(rank_wait_s=0.2 if is_there else 1e6)
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(2)), limits=limits) as cluster:
+        task = await start(cluster, rank=1)
+        if is_there:
+            cluster.head.set_state(1, wire.RANK_STATE_LOST)
+            await eventually(lambda: cluster.backend.pool.link(1) is None, "the rank is lost")
+        else:
+            del cluster.head.ranks[1]
+            cluster.head.set_ranks(cluster.engines[0].roster_entry())
+            await eventually(lambda: 1 not in cluster.backend.cluster.ranks(), "the rank left")
+        await cluster.engines[1].die()
+        how = "was not back within 0.2 s: it is lost" if is_there else "left the deployment"
+        async with asyncio.timeout(20):
+            with pytest.raises(NoBackend, match=f"Rank 1, which the request asks for, was lost while it ran and {how}"):
+                await task
+        await cluster.settled()
+
+
+async def test_what_kills_the_rank_that_it_names_twice_is_not_tried_again() -> None:
+    async with fake_cluster(EngineScript(steps_left=HANGS)) as cluster, asyncio.timeout(20):
         task = await start(cluster, rank=0)
         await cluster.engines[0].die()
-        with pytest.raises(EngineFailed, match="Rank 0"):
-            await task
-        assert not cluster.engines[1].submitted
+        cluster.head.set_state(0, wire.RANK_STATE_LOST)
+        await eventually(lambda: cluster.backend.pool.link(0) is None, "the rank is lost")
+        async with another_process(cluster, 0, EngineScript(steps_left=1)) as second:
+            await eventually(lambda: second.script.steps_left == 0, "it worked")
+            await second.die()
+            with pytest.raises(EngineFailed, match="lost its rank 2 times"):
+                await task
+
+
+@contextlib.asynccontextmanager
+async def another_process(
+    cluster: FakeCluster, rank: int, script: EngineScript | None = None
+) -> AsyncIterator[FakeEngine]:
+    """The next incarnation of a rank."""
+    engine = FakeEngine(rank=rank, incarnation=2, script=script or EngineScript())
+    await engine.start()
+    try:
+        entries = [each.roster_entry() for each in cluster.engines if each.rank != rank]
+        cluster.head.set_ranks(engine.roster_entry(), *entries)
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_an_abort_that_nobody_here_asked_for_is_the_engines() -> None:
+    """It was told to stop, and no head is there to say so in the roster."""
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(2))) as cluster, asyncio.timeout(20):
+        task = await start(cluster, request_id="x", max_tokens=4)
+        first = cluster.engine_of("x")
+        other = cluster.engines[1 - first.rank]
+        other.allow(None)
+        first.give_up()
+        answer = await task
+        assert isinstance(answer, Answer)
+        assert len(answer.token_ids()) == 4
+        assert len(other.submitted) == 1
+        await cluster.settled()
+
+
+async def test_an_engine_that_aborts_whatever_it_gets_is_not_asked_for_ever() -> None:
+    script = EngineScript(gives_up=True)
+    async with fake_cluster(script, limits=GenerationLimits(rank_wait_s=0.2)) as cluster, asyncio.timeout(20):
+        with pytest.raises(NoBackend):
+            await cluster.answer(ask())
+        await cluster.settled()
+
+
+async def test_a_stream_that_ends_in_order_is_no_loss_that_counts() -> None:
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(3))) as cluster, asyncio.timeout(20):
+        task = await start(cluster, request_id="x", max_tokens=3)
+        for num_submitted in (1, 2):
+            engine = await next_rank(cluster, num_submitted)
+            engine.allow(1)
+            await eventually(lambda engine=engine: engine.script.steps_left == 0, "it worked")  # type: ignore[misc]
+            engine.end_streams()
+        (await next_rank(cluster, 3)).allow(None)
+        assert isinstance(await task, Answer)
+        await cluster.settled()
+
+
+async def test_all_ranks_of_a_node_die_at_once() -> None:
+    """Each request is sent to ranks that are dead already; none of them killed anything."""
+    async with fake_cluster(*(EngineScript(steps_left=HANGS) for _ in range(3))) as cluster, asyncio.timeout(60):
+        tasks = [await start(cluster, request_id=f"r{index}", max_tokens=6) for index in range(6)]
+        for engine in cluster.engines:
+            engine.allow(2)
+        await eventually(lambda: all(e.script.steps_left == 0 for e in cluster.engines), "all ranks work")
+        await eventually(lambda: not cluster.backend.generator.num_queued, "all answers have begun")
+        await asyncio.gather(*(engine.die() for engine in cluster.engines))
+        for engine in cluster.engines:
+            cluster.head.set_state(engine.rank, wire.RANK_STATE_LOST)
+        await eventually(lambda: all(cluster.backend.pool.link(r) is None for r in range(3)), "all are lost")
+        async with another_process(cluster, 0):
+            answers = [await task for task in tasks]
+            assert [len(answer.token_ids()) for answer in answers if isinstance(answer, Answer)] == [6] * 6
+            await cluster.settled()
 
 
 async def test_a_silent_rank_called_lost_by_the_head_is_left() -> None:
