@@ -55,7 +55,7 @@ class _Head:
     """A head that has answered."""
 
     admin: wire.AdminServiceStub
-    ranks: Sequence[int]  # those that exist
+    ranks: Sequence[int] | None  # those that exist; None: a token that only administers is not told
 
 
 _Results = Sequence[wire.RankResult]
@@ -89,9 +89,12 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     selector = _selector(namespace.ranks)
 
     def restart(head: _Head) -> Iterator[_Results]:
-        for rank in _checked(selector.ranks, head.ranks) or head.ranks:
+        chosen = [tuple(selector.ranks)]
+        if head.ranks is not None:
+            chosen = [(rank,) for rank in _checked(selector.ranks, head.ranks) or head.ranks]
+        for ranks in chosen:
             request = wire.RestartRequest(
-                selector=wire.RankSelector(ranks=[rank]),
+                selector=wire.RankSelector(ranks=ranks),
                 timeout=_duration(values["timeout"]),
                 ready_timeout=_duration(values["ready_timeout"]),
             )
@@ -158,7 +161,7 @@ def _operate(name: str, values: Mapping[str, Any], work: Callable[[_Head], Itera
     target: str = values["head_target"]
     dialer = dialer_of(values)
     with dialer.dial_blocking(target) as channel, _told(name, target, dialer):
-        head = _Head(wire.AdminServiceStub(channel), _all_ranks(channel))
+        head = _Head(wire.AdminServiceStub(channel), _ranks_if_told(channel))
         with _told_what_goes_on(name, target):
             for results in work(head):
                 for result in results:
@@ -216,8 +219,13 @@ def _told(name: str, target: str, dialer: Dialer) -> Iterator[None]:
             print(f"muster {name}: {described.message}", file=sys.stderr)
 
 
-def _all_ranks(channel: grpc.Channel) -> Sequence[int]:
-    answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
+def _ranks_if_told(channel: grpc.Channel) -> Sequence[int] | None:
+    try:
+        answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
+    except grpc.RpcError as error:
+        if describe(error).code is grpc.StatusCode.PERMISSION_DENIED:
+            return None
+        raise
     return range(answer.roster.data_parallel_size)
 
 

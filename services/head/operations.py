@@ -135,7 +135,8 @@ class RankOperations:
         before = self._record(rank)
         if drained.code:
             if record.state is RankState.READY and not self._is_kept_drained(rank) and not before.retired:
-                self._take_back(record.lease)
+                if before.lease == record.lease:
+                    self._take_back(record.lease)
                 drained.message += "; not restarted, and it takes requests again as soon as it can"
             return drained
         if before.lease is None or before.engine is None:

@@ -94,3 +94,23 @@ def test_a_head_that_hangs_is_not_said_to_speak_tls(capsys: pytest.CaptureFixtur
     said = capsys.readouterr().err
     assert "TLS" not in said
     assert "may hang" in said
+
+
+@pytest.mark.parametrize(("ranks", "selected"), [("1", [1]), ("all", [])])
+def test_a_token_that_only_administers_restarts(
+    ranks: str, selected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refuse(self: Any, request: Any, context: Any) -> None:
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, "watch is needed")
+
+    def restart(self: Any, request: wire.RestartRequest, context: Any) -> wire.RestartResponse:
+        asked.append(list(request.selector.ranks))
+        return wire.RestartResponse()
+
+    monkeypatch.setattr(Rendezvous, "GetDeployment", refuse)
+    monkeypatch.setattr(DyingAdmin, "Restart", restart)
+    with head_target() as target:
+        assert main(["restart", ranks, "--head-target", target]) == 0
+    assert asked == [selected]
