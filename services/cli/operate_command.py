@@ -36,8 +36,8 @@ _LOG_LEVELS = {
 # What is said of an operation whose answer does not come any more: what may go on, and what helps.
 _GOES_ON = {
     "drain": "ranks that were told drain on, until 'muster undrain'",
-    "restart": "a rank that was told to restart goes on with it, and those after it are left alone",
-    "scale": "a change that has begun goes on",
+    "restart": "a rank that was told to restart may do so yet, and those after it are left alone",
+    "scale": "a change that has begun may go on",
 }
 _SEE = "'muster status' shows the ranks"
 
