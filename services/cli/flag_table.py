@@ -67,22 +67,23 @@ MODEL_CACHE = Flag(
 )  # fmt: skip
 
 DATA_PARALLEL_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks over all nodes.",
-                          values.whole_number(1, 4096), 1, short="-dp", metavar="N")  # fmt: skip
+                          values.whole_number(1, values.LARGEST_SIZE), 1, short="-dp", metavar="N")  # fmt: skip
 MAX_DATA_PARALLEL_SIZE = Flag(
     "--max-data-parallel-size", PARALLEL, "Number of ranks up to which `muster scale`, or engines that join, may add "
-    "some at run time.", values.whole_number(1, 4096), metavar="N", shown_default="--data-parallel-size",
+    "some at run time.", values.whole_number(1, values.LARGEST_SIZE), metavar="N", shown_default="--data-parallel-size",
 )  # fmt: skip
 DATA_PARALLEL_SIZE_LOCAL = Flag(
     "--data-parallel-size-local", PARALLEL, "Ranks on this node; 0 on a head that only serves the API.",
-    values.whole_number(0, 4096), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
+    values.whole_number(0, values.LARGEST_SIZE), short="-dpl", metavar="N", unit="ranks", shown_default="all of them",
 )  # fmt: skip
 DATA_PARALLEL_START_RANK = Flag(
     "--data-parallel-start-rank", PARALLEL, "First rank of a --headless or --data-parallel-hybrid-lb node.",
-    values.whole_number(0), short="-dpr", metavar="RANK", shown_default="the head gives out free ranks",
+    values.whole_number(0, values.LAST_RANK), short="-dpr", metavar="RANK",
+    shown_default="the head gives out free ranks",
 )  # fmt: skip
 DATA_PARALLEL_RANK = Flag(
     "--data-parallel-rank", PARALLEL, "The one rank that this node runs and its gateways serve.",
-    values.whole_number(0), short="-dpn", metavar="RANK",
+    values.whole_number(0, values.LAST_RANK), short="-dpn", metavar="RANK",
 )  # fmt: skip
 DATA_PARALLEL_HYBRID_LB = Flag(
     "--data-parallel-hybrid-lb", PARALLEL, "Each node's gateways serve that node's ranks; balance nodes outside.",
@@ -306,7 +307,7 @@ HEAD_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one.",
 ENGINE_PORT = Flag("--port", CONNECTION, "Port to listen on; 0 takes a free one and registers it.", values.port, 0)
 ADVERTISE_HOST = Flag("--advertise-host", CONNECTION, "Address gateways reach this engine by.", values.text,
                       metavar="ADDRESS", shown_default="--host")  # fmt: skip
-RANK = Flag("--rank", PARALLEL, "Global rank to take.", values.whole_number(0), metavar="RANK",
+RANK = Flag("--rank", PARALLEL, "Global rank to take.", values.whole_number(0, values.LAST_RANK), metavar="RANK",
             shown_default="any free one")  # fmt: skip
 EXPECTED_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks the head must have.", values.whole_number(1),
                      short="-dp", metavar="N", shown_default="whatever the head has")  # fmt: skip
@@ -314,7 +315,7 @@ ENGINE_DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Deployment to join.", 
                             shown_default="whatever the head runs")  # fmt: skip
 LOCAL = Flag("--local", PARALLEL, "This engine was started by the head's launcher.", None, False)
 WANTED_SIZE = Flag("--wanted-size", PARALLEL, "Number of ranks that `muster scale` asked an earlier head for; the "
-                   "launcher says it.", values.whole_number(1, 4096), metavar="N",
+                   "launcher says it.", values.whole_number(1, values.LARGEST_SIZE), metavar="N",
                    shown_default="--data-parallel-size")  # fmt: skip
 LOCAL_RANKS = Flag("--local-ranks", PARALLEL, "Ranks kept for the head's own launcher.", values.ranks,
                    metavar="FIRST-LAST")  # fmt: skip

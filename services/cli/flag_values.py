@@ -20,6 +20,7 @@ _BYTES_BY_UNIT = {
     "mib": 2**20,
     "gib": 2**30,
 }
+_MOST_BYTES = 2**60
 
 
 def text(value: str) -> str:
@@ -31,6 +32,10 @@ def text(value: str) -> str:
 def path(value: str) -> Path:
     return Path(text(value)).expanduser()
 
+
+# What --data-parallel-size and --max-data-parallel-size allow.
+LARGEST_SIZE = 4096
+LAST_RANK = LARGEST_SIZE - 1
 
 _LONGEST_S = 10 * 366 * 24 * 3600.0
 
@@ -83,7 +88,10 @@ def num_bytes(value: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", value.strip().lower())
     if found is None or found[2] not in _BYTES_BY_UNIT:
         raise ValueError("is not a size; give bytes, or a number with MiB, GiB, MB or GB")
-    size = int(float(found[1]) * _BYTES_BY_UNIT[found[2]])
+    amount = float(found[1]) * _BYTES_BY_UNIT[found[2]]
+    if amount > _MOST_BYTES:
+        raise ValueError("is more than any machine has; give for example 512MiB")
+    size = int(amount)
     if size <= 0:
         raise ValueError("is not a positive size; give for example 512MiB")
     return size
@@ -105,10 +113,15 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 def ranks(value: str) -> range:
     """ "0-3" or "2" as a range of global ranks."""
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
-    if found is None or (found[2] and int(found[2]) < int(found[1])):
+    found = re.fullmatch(r"0*([0-9]+?)(?:-0*([0-9]+?))?", value)
+    if found is None:
         raise ValueError("is not a range of ranks; give for example 0-3, or 2")
-    return range(int(found[1]), int(found[2] or found[1]) + 1)
+    first, last = (found[1], found[2] or found[1])
+    if max(len(first), len(last)) > len(str(LAST_RANK)) or max(int(first), int(last)) > LAST_RANK:
+        raise ValueError(f"goes beyond the last rank that can be; give ranks from 0 to {LAST_RANK}, for example 0-3")
+    if int(last) < int(first):
+        raise ValueError("is not a range of ranks; give for example 0-3, or 2")
+    return range(int(first), int(last) + 1)
 
 
 def setting(value: str) -> tuple[str, str]:
@@ -141,7 +154,12 @@ def share(value: str) -> float:
 
 def rank_list(text: str) -> tuple[int, ...]:
     """ "0,2,4-7" in order, each once."""
-    try:
-        return tuple(sorted({rank for part in text.split(",") for rank in ranks(part.strip())}))
-    except ValueError:
-        raise ValueError("is no list of ranks; give for example 0,2,4-7") from None
+    found: set[int] = set()
+    for part in text.split(","):
+        try:
+            found.update(ranks(part.strip()))
+        except ValueError as error:
+            if "beyond" in str(error):
+                raise
+            raise ValueError("is no list of ranks; give for example 0,2,4-7") from None
+    return tuple(sorted(found))

@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing.name is None or missing.name.split(".")[0] in _OURS:
             raise
         return _usage(namespace.prog, _missing_text(missing.name))
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else it was told what that means
+            print(file=sys.stderr)
         return 130
     except BrokenPipeError:
         # `muster status | head`: the reader has enough.

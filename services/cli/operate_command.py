@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from muster import v1 as wire
 
 from services.cli import flag_table
 from services.cli.flag import Flag, FlagValueError, read_flags
-from services.cli.flag_values import rank_list, whole_number
+from services.cli.flag_values import LARGEST_SIZE, rank_list, whole_number
 from services.cli.head_target import head_target_of
 from services.cli.security_flags import dialer_of
 from services.rpc.channels import Dialer
@@ -32,11 +33,31 @@ _LOG_LEVELS = {
 }
 
 
+# What is said of an operation whose answer does not come any more: what may go on, and what helps.
+_GOES_ON = {
+    "drain": "ranks that were told drain on, until 'muster undrain'",
+    "restart": "a rank that was told to restart may do so yet, and those after it are left alone",
+    "scale": "a change that has begun may go on",
+}
+_SEE = "'muster status' shows the ranks"
+
+
 class UnknownRankError(Exception):
     """The deployment has no such rank; the message names it and those that there are."""
 
 
-_Stub = wire.AdminServiceStub
+class OperationLeftError(Exception):
+    """The head's answer does not come any more; the message says what goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A head that has answered."""
+
+    admin: wire.AdminServiceStub
+    ranks: Sequence[int] | None  # those that exist; None: a token that only administers is not told
+
+
 _Results = Sequence[wire.RankResult]
 
 
@@ -45,8 +66,8 @@ def run_drain(namespace: argparse.Namespace, environment: Mapping[str, str]) -> 
     values = _values(flag_table.DRAIN, namespace, environment)
     selector = _selector(namespace.ranks)
 
-    def drain(stub: _Stub) -> Iterator[_Results]:
-        yield stub.Drain(wire.DrainRequest(selector=selector, timeout=_duration(values["timeout"]))).results
+    def drain(head: _Head) -> Iterator[_Results]:
+        yield head.admin.Drain(wire.DrainRequest(selector=selector, timeout=_duration(values["timeout"]))).results
 
     return _operate("drain", values, drain)
 
@@ -56,8 +77,8 @@ def run_undrain(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     values = _values(flag_table.UNDRAIN, namespace, environment)
     selector = _selector(namespace.ranks)
 
-    def undrain(stub: _Stub) -> Iterator[_Results]:
-        yield stub.Undrain(wire.UndrainRequest(selector=selector), timeout=_ANSWER_S).results
+    def undrain(head: _Head) -> Iterator[_Results]:
+        yield head.admin.Undrain(wire.UndrainRequest(selector=selector), timeout=_ANSWER_S).results
 
     return _operate("undrain", values, undrain)
 
@@ -67,15 +88,17 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     values = _values(flag_table.RESTART, namespace, environment)
     selector = _selector(namespace.ranks)
 
-    def restart(stub: _Stub) -> Iterator[_Results]:
-        existing = _all_ranks(values)
-        for rank in _checked(selector.ranks, existing) or existing:
+    def restart(head: _Head) -> Iterator[_Results]:
+        chosen = [tuple(selector.ranks)]
+        if head.ranks is not None:
+            chosen = [(rank,) for rank in _checked(selector.ranks, head.ranks) or head.ranks]
+        for ranks in chosen:
             request = wire.RestartRequest(
-                selector=wire.RankSelector(ranks=[rank]),
+                selector=wire.RankSelector(ranks=ranks),
                 timeout=_duration(values["timeout"]),
                 ready_timeout=_duration(values["ready_timeout"]),
             )
-            results = stub.Restart(request).results
+            results = head.admin.Restart(request).results
             yield results
             if any(result.code for result in results):
                 return
@@ -87,14 +110,14 @@ def run_scale(namespace: argparse.Namespace, environment: Mapping[str, str]) -> 
     """Returns 1 when a rank did not come or go."""
     values = _values(flag_table.SCALE, namespace, environment)
     try:
-        size = whole_number(1, 4096)(namespace.size)
+        size = whole_number(1, LARGEST_SIZE)(namespace.size)
     except ValueError as error:
         raise FlagValueError(f"N: {namespace.size!r} {error}") from None
     timeout, ready_timeout = _duration(values["timeout"]), _duration(values["ready_timeout"])
 
-    def scale(stub: _Stub) -> Iterator[_Results]:
+    def scale(head: _Head) -> Iterator[_Results]:
         request = wire.ScaleRequest(data_parallel_size=size, timeout=timeout, ready_timeout=ready_timeout)
-        response = stub.Scale(request)
+        response = head.admin.Scale(request)
         yield response.results
         ranks = response.data_parallel_size
         print(f"{ranks} rank{'s' if ranks != 1 else ''} now")
@@ -107,8 +130,8 @@ def run_reset_prefix_cache(namespace: argparse.Namespace, environment: Mapping[s
     values = _values(flag_table.ASKING_HEAD, namespace, environment)
     request = wire.ResetPrefixCacheRequest(selector=_selector(namespace.ranks))
 
-    def reset(stub: _Stub) -> Iterator[_Results]:
-        yield stub.ResetPrefixCache(request, timeout=_ANSWER_S).results
+    def reset(head: _Head) -> Iterator[_Results]:
+        yield head.admin.ResetPrefixCache(request, timeout=_ANSWER_S).results
 
     return _operate("reset-prefix-cache", values, reset)
 
@@ -120,8 +143,8 @@ def run_log_level(namespace: argparse.Namespace, environment: Mapping[str, str])
         raise FlagValueError(f"LEVEL: {namespace.level!r} is not known; give {', '.join(_LOG_LEVELS)}")
     request = wire.SetLogLevelRequest(selector=_selector(namespace.ranks), level=_LOG_LEVELS[namespace.level])
 
-    def set_level(stub: _Stub) -> Iterator[_Results]:
-        yield stub.SetLogLevel(request, timeout=_ANSWER_S).results
+    def set_level(head: _Head) -> Iterator[_Results]:
+        yield head.admin.SetLogLevel(request, timeout=_ANSWER_S).results
         print(f"head: log level {namespace.level}")
 
     return _operate("log-level", values, set_level)
@@ -132,17 +155,19 @@ def _values(flags: Sequence[Flag], namespace: argparse.Namespace, environment: M
     return {**values, "head_target": head_target_of(values)}
 
 
-def _operate(name: str, values: Mapping[str, Any], work: Callable[[_Stub], Iterator[_Results]]) -> int:
+def _operate(name: str, values: Mapping[str, Any], work: Callable[[_Head], Iterator[_Results]]) -> int:
     failed = False
     started = time.monotonic()
     target: str = values["head_target"]
     dialer = dialer_of(values)
-    with _told(name, target, dialer), dialer.dial_blocking(target) as channel:
-        for results in work(wire.AdminServiceStub(channel)):
-            for result in results:
-                failed = failed or bool(result.code)
-                print(result_line(result, time.monotonic() - started), flush=True)
-        return int(failed)
+    with dialer.dial_blocking(target) as channel, _told(name, target, dialer):
+        head = _Head(wire.AdminServiceStub(channel), _ranks_if_told(channel))
+        with _told_what_goes_on(name, target):
+            for results in work(head):
+                for result in results:
+                    failed = failed or bool(result.code)
+                    print(result_line(result, time.monotonic() - started), flush=True)
+            return int(failed)
     return 1
 
 
@@ -155,11 +180,31 @@ def result_line(result: wire.RankResult, seconds: float) -> str:
 
 
 @contextmanager
+def _told_what_goes_on(name: str, target: str) -> Iterator[None]:
+    """For an operation that has begun and whose answer does not come: what was told stays told."""
+    goes_on = f"{_GOES_ON.get(name, 'what ranks were told stays told')}; {_SEE}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\nmuster {name}: not waited for any more: {goes_on}", file=sys.stderr)
+        raise KeyboardInterrupt("told") from None
+    except grpc.RpcError as error:
+        code = describe(error).code
+        if code is grpc.StatusCode.UNAVAILABLE:
+            trouble = f"the connection to the head at {target} was lost"
+        elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            trouble = f"the head at {target} has not answered for {_ANSWER_S:g} s"
+        else:
+            raise
+        raise OperationLeftError(f"{trouble}: {goes_on}") from None
+
+
+@contextmanager
 def _told(name: str, target: str, dialer: Dialer) -> Iterator[None]:
     """Turns a failed call into words on stderr."""
     try:
         yield
-    except UnknownRankError as error:
+    except (UnknownRankError, OperationLeftError) as error:
         print(f"muster {name}: {error}", file=sys.stderr)
     except grpc.RpcError as error:
         described = describe(error)
@@ -167,13 +212,20 @@ def _told(name: str, target: str, dialer: Dialer) -> Iterator[None]:
             trouble = dialer.trouble_with(target)
             print(f"muster {name}: no head answers at {target}{f' ({trouble})' if trouble else ''}. "
                   "Another address: --head-target HOST:PORT", file=sys.stderr)  # fmt: skip
+        elif described.code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            print(f"muster {name}: the head at {target} has not answered for {_ANSWER_S:g} s; it may hang. "
+                  "Nothing was begun", file=sys.stderr)  # fmt: skip
         else:
             print(f"muster {name}: {described.message}", file=sys.stderr)
 
 
-def _all_ranks(values: Mapping[str, Any]) -> Sequence[int]:
-    with dialer_of(values).dial_blocking(values["head_target"]) as channel:
+def _ranks_if_told(channel: grpc.Channel) -> Sequence[int] | None:
+    try:
         answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
+    except grpc.RpcError as error:
+        if describe(error).code is grpc.StatusCode.PERMISSION_DENIED:
+            return None
+        raise
     return range(answer.roster.data_parallel_size)
 
 
@@ -181,7 +233,7 @@ def _checked(ranks: Sequence[int], existing: Sequence[int]) -> Sequence[int]:
     """Before the first of them is touched. Raises UnknownRankError."""
     unknown = [rank for rank in ranks if rank not in existing]
     if unknown:
-        names = ", ".join(map(str, unknown))
+        names = ", ".join(map(str, unknown[:8])) + (", …" if len(unknown) > 8 else "")
         verb = "does" if len(unknown) == 1 else "do"
         raise UnknownRankError(
             f"RANKS: {names} {verb} not exist; the deployment has ranks 0 to {existing[-1]}. Nothing was restarted"

@@ -90,6 +90,7 @@ class Membership:
         self._accepted_by = 0
         self._head_incarnation = 0
         self._spare_pause: Backoff | None = None  # while all ranks are taken
+        self._drains_for_restart = False  # and for nothing else
 
     async def run(self) -> None:
         """Returns after Goodbye; raises RejectedError or HeadGoneError."""
@@ -132,6 +133,7 @@ class Membership:
                     speaker.result()
             finally:
                 call.cancel()
+                self._forget_restart()
 
     async def _join(self, call: _Call, lease: Lease) -> None:
         async with asyncio.timeout(_WELCOME_TIMEOUT_S):
@@ -179,16 +181,27 @@ class Membership:
             self._accepted_by = self._head_incarnation
             self._state.accepted()
         elif kind == "drain":
+            is_step = response.drain.for_restart
+            self._drains_for_restart = is_step and (self._drains_for_restart or not self._state.now.draining)
             self._commands.drain(_seconds(response.drain))
         elif kind == "undrain":
+            self._drains_for_restart = False
             self._commands.undrain()
         elif kind == "stop":
+            self._drains_for_restart = False
             end = self._commands.restart if response.stop.restart else self._commands.stop
             if response.stop.retire:
                 end = self._commands.retire
             end(response.stop.reason or "asked by the head", _seconds(response.stop))
         else:
             _log.warning("the head sent %s, which this engine does not know; ignored", kind)
+
+    def _forget_restart(self) -> None:
+        """The head that wanted it is gone, or has given this engine up, before it said Stop."""
+        if self._drains_for_restart:
+            self._drains_for_restart = False
+            _log.warning("the restart that this engine drained for does not go on; taking requests again")
+            self._commands.undrain()
 
     async def _complain_of(self, error: RpcError) -> None:
         trouble = None

@@ -41,7 +41,7 @@ class AdminServicer(wire.AdminServiceServicer):
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
         ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
-        results = await asyncio.gather(*(self._operations.drain(rank, timeout_s, lasting=True) for rank in ranks))
+        results = await asyncio.gather(*(self._operations.drain(rank, timeout_s) for rank in ranks))
         return wire.DrainResponse(results=results)
 
     async def Undrain(self, request: wire.UndrainRequest, context: Any) -> wire.UndrainResponse:

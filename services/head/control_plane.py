@@ -164,6 +164,7 @@ class ControlPlane:
         self._publish()
 
     def heartbeat(self, lease: Lease, *, loop_idle_s: float, draining: bool, drained: bool = False) -> None:
+        self._notice_standstill()
         self._roster.heartbeat(lease, loop_idle_s=loop_idle_s, draining=draining, drained=drained, now_s=self.now_s)
         self._publish()
 
@@ -184,16 +185,28 @@ class ControlPlane:
 
     def keep_drained(self, rank: int, wish: bool) -> None:
         """What an operator wants of a rank, whichever process it has."""
-        (self._roster.kept_drained.add if wish else self._roster.kept_drained.discard)(rank)
+        self._roster.keep_drained(rank, wish)
+
+    def ask(self, rank: int) -> None:
+        """An operator wants a process of this rank, which has none: whoever has given up starting one tries anew."""
+        self._roster.ask(rank)
+        self._publish()
+
+    def turned_away(self, rank: int) -> str | None:
+        """The last engine that wanted this rank, or any, and was refused, and why."""
+        wanted = (f" for rank {rank}: ", " for any rank: ")
+        return next((line for line in reversed(self._rejections) if any(each in line for each in wanted)), None)
 
     # Size
 
     def is_leftover(self, lease: Lease) -> bool:
-        """The engine was started by this node's launcher for a rank that has been taken away since.
+        """The engine, which has just joined, has come for a rank that has been taken away since.
 
-        It was not there when that was said, or a head that was about to say it died. Engines beyond the wanted size
-        that others have started came by themselves, and stay.
+        It was not there when that was said, or a head that was about to say it died: then only this node's launcher
+        can have started it for that. Others that are beyond the wanted size came by themselves, and stay.
         """
+        if self._roster.comes_too_late(lease):
+            return True
         record = self._roster.ranks[lease.rank]
         return lease.rank >= self._roster.wanted_size and record.engine is not None and record.engine.local
 
@@ -269,12 +282,7 @@ class ControlPlane:
     def tick(self) -> Outcome:
         """To be called at least once per heartbeat interval: expires leases and tells about the start."""
         now_s = self.now_s
-        silent_s = now_s - self._ticked_s
-        if silent_s > self.timing.heartbeat_timeout_s / 2:
-            _log.warning("the head stood still for %.1f s", silent_s)
-            self._roster.excuse_silence(now_s)
-            if self._wave_group is not None:
-                self._wave_group.stood_still(silent_s)
+        self._notice_standstill()
         self._ticked_s = now_s
         first_ranks = self._roster.ranks[: self.rules.data_parallel_size]
         poll = self._startup.poll(first_ranks, tuple(self._rejections), now_s)
@@ -294,6 +302,17 @@ class ControlPlane:
             self._wave_group.tick(now_s, leaseless=leaseless, started=self._startup.is_done)
         self._publish()
         return poll.outcome
+
+    def _notice_standstill(self) -> None:
+        """At each tick, and before news of engines that may be told before the first tick after it."""
+        now_s = self.now_s
+        silent_s = now_s - self._ticked_s
+        if silent_s > self.timing.heartbeat_timeout_s / 2:
+            _log.warning("the head stood still for %.1f s", silent_s)
+            self._roster.excuse_silence(self._ticked_s, now_s)
+            if self._wave_group is not None:
+                self._wave_group.stood_still(silent_s)
+            self._ticked_s = now_s
 
     def close(self) -> None:
         """Ends all streams and watches; their callers dial again."""
@@ -369,9 +388,9 @@ class ControlPlane:
 
     def _rank_entry(self, record: RankRecord) -> wire.RankEntry:
         """Most ranks are as they were when the roster was told last."""
-        known = self._entries.get(record.rank)
-        if known is None or not known[0].looks_like(record):
-            entry = convert.rank_entry(record, wall_offset_s=self.wall_offset_s)
+        known, num_asked = self._entries.get(record.rank), self._roster.num_asked(record.rank)
+        if known is None or not known[0].looks_like(record) or known[1].num_asked != num_asked:
+            entry = convert.rank_entry(record, num_asked=num_asked, wall_offset_s=self.wall_offset_s)
             known = self._entries[record.rank] = (record, entry)
         return known[1]
 

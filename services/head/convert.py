@@ -43,7 +43,7 @@ def phase(value: wire.EnginePhase.ValueType) -> Phase:
     return Phase[wire.EnginePhase.Name(value).removeprefix("ENGINE_PHASE_")]
 
 
-def rank_entry(record: RankRecord, *, wall_offset_s: float) -> wire.RankEntry:
+def rank_entry(record: RankRecord, *, num_asked: int, wall_offset_s: float) -> wire.RankEntry:
     """`wall_offset_s` added to the head's clock gives seconds since the epoch."""
     entry = wire.RankEntry(
         rank=record.rank,
@@ -53,6 +53,7 @@ def rank_entry(record: RankRecord, *, wall_offset_s: float) -> wire.RankEntry:
         phase_total=record.phase_total,
         since=timestamp(record.since_s + wall_offset_s),
         reason=record.reason,
+        num_asked=num_asked,
     )
     engine = record.engine
     if engine is not None:

@@ -34,18 +34,25 @@ class RankOperations:
         self._control = control
         self.restarting: set[int] = set()
 
-    async def drain(self, rank: int, timeout_s: float | None, *, lasting: bool = False) -> wire.RankResult:
+    async def drain(self, rank: int, timeout_s: float | None) -> wire.RankResult:
         """Done when no request is left on the rank; None waits for as long as they take.
 
-        A `lasting` drain is an operator's wish: the rank's next processes drain too, until it is taken back.
+        It is an operator's wish: the rank's next processes drain too, until it is taken back.
         """
         record = self._record(rank)
-        lease = record.lease
-        if lease is None or record.state not in _SERVES:
-            return _not_serving(record, "drain")
-        if lasting:
-            self._control.keep_drained(rank, True)
-        command = wire.DrainCommand()
+        if record.lease is None or record.state not in _SERVES:
+            return self._not_serving(record, "drain")
+        self._control.keep_drained(rank, True)
+        result = await self._drain(record, record.lease, timeout_s, for_restart=False)
+        if result.code and self._is_kept_drained(rank):
+            result.message += f"; it drains when it can, until 'muster undrain {rank}'"
+        return result
+
+    async def _drain(
+        self, record: RankRecord, lease: Lease, timeout_s: float | None, *, for_restart: bool
+    ) -> wire.RankResult:
+        rank = record.rank
+        command = wire.DrainCommand(for_restart=for_restart)
         if timeout_s is not None:
             command.timeout.CopyFrom(convert.duration(timeout_s))
         _log.info("rank %d is told to drain, timeout %s", rank, "none" if timeout_s is None else f"{timeout_s:g} s")
@@ -72,12 +79,17 @@ class RankOperations:
 
     async def undrain(self, rank: int) -> wire.RankResult:
         """Done when the rank takes requests again."""
-        record = self._record(rank)
+        record, was_wished = self._record(rank), self._is_kept_drained(rank)
         self._control.keep_drained(rank, False)
-        if record.state is RankState.READY:
+        if record.retired:
+            message = "cannot undrain: its process was told to leave for good, and finishes its requests"
+            return _failed(rank, grpc.StatusCode.FAILED_PRECONDITION, message)
+        if record.lease is not None and record.state is RankState.READY:
+            if was_wished:
+                self._take_back(record.lease)  # the engine has not told of the drain yet
             return wire.RankResult(rank=rank, message="takes requests; it was not draining")
         if record.lease is None or record.state is not RankState.DRAINING:
-            return _not_serving(record, "undrain")
+            return self._not_serving(record, "undrain")
         self._take_back(record.lease)
         after = await self.until(rank, lambda now: now.state is not RankState.DRAINING, _OBEY_S)
         if after is None:
@@ -87,7 +99,9 @@ class RankOperations:
         return wire.RankResult(rank=rank, message="takes requests")
 
     async def restart(self, rank: int, timeout_s: float | None, ready_timeout_s: float) -> wire.RankResult:
-        """Done when a new process of the rank is READY."""
+        """Done when a new process of the rank is READY; of a rank that has none, when it has one."""
+        if rank in self.restarting:
+            return _failed(rank, grpc.StatusCode.FAILED_PRECONDITION, "it is being restarted already")
         self.restarting.add(rank)
         try:
             return await self._restart(rank, timeout_s, ready_timeout_s)
@@ -95,43 +109,75 @@ class RankOperations:
             self.restarting.discard(rank)
 
     async def _restart(self, rank: int, timeout_s: float | None, ready_timeout_s: float) -> wire.RankResult:
-        num_resizes = self._control.roster.num_resizes
-        drained = await self.drain(rank, timeout_s)
-        if drained.code:
-            return drained
+        roster, num_resizes = self._control.roster, self._control.roster.num_resizes
+
+        def is_taken_away() -> bool:
+            return roster.num_resizes != num_resizes and rank >= roster.wanted_size
+
+        def is_back(now: RankRecord) -> bool:
+            is_there = now.state is RankState.READY or (now.state is RankState.DRAINING and self._is_kept_drained(rank))
+            return is_there and not now.retired
+
+        record = self._record(rank)
+        if record.lease is None:
+            gone = record
+            self._control.ask(rank)
+            found = await self.until(rank, lambda now: is_taken_away() or is_back(now), ready_timeout_s)
+            if found is None or found.engine is None or is_taken_away():
+                return self._not_back(rank, ready_timeout_s, is_taken_away())
+            record, new = found, found.engine
+            if gone.engine is None or new.incarnation != gone.engine.incarnation:
+                message = f"started: pid {new.pid} on {new.host}; it was {gone.state.value}: {gone.reason}"
+                return wire.RankResult(rank=rank, message=message + self._stays_drained(rank))
+        if record.lease is None or record.state not in _SERVES:
+            return self._not_serving(record, "restart")
+        drained = await self._drain(record, record.lease, timeout_s, for_restart=True)
         before = self._record(rank)
+        if drained.code:
+            if record.state is RankState.READY and not self._is_kept_drained(rank) and not before.retired:
+                if before.lease == record.lease:
+                    self._take_back(record.lease)
+                drained.message += "; not restarted, and it takes requests again as soon as it can"
+            return drained
         if before.lease is None or before.engine is None:
-            return _not_serving(before, "restart")
+            return self._not_serving(before, "restart")
         old = before.engine
         stop = wire.StopCommand(reason="restart", timeout=convert.duration(0.0), restart=True)
         _log.info("rank %d (pid %d on %s) is told to restart", rank, old.pid, old.host)
         self._control.command(before.lease, wire.RegisterResponse(stop=stop))
 
-        def is_taken_away() -> bool:
-            roster = self._control.roster
-            return roster.num_resizes != num_resizes and rank >= roster.wanted_size
+        def is_replaced(now: RankRecord) -> bool:
+            return is_back(now) and now.engine is not None and now.engine.incarnation != old.incarnation
 
-        def is_back(now: RankRecord) -> bool:
-            new = now.engine
-            is_there = now.state is RankState.READY or (now.state is RankState.DRAINING and self._is_kept_drained(rank))
-            return is_there and new is not None and new.incarnation != old.incarnation
+        after = await self.until(rank, lambda now: is_taken_away() or is_replaced(now), ready_timeout_s)
+        if after is None or after.engine is None or is_taken_away():
+            return self._not_back(rank, ready_timeout_s, is_taken_away())
+        message = f"restarted: pid {after.engine.pid} on {after.engine.host} in place of {old.pid}"
+        return wire.RankResult(rank=rank, message=message + self._stays_drained(rank))
 
-        after = await self.until(rank, lambda now: is_taken_away() or is_back(now), ready_timeout_s)
-        if after is not None and is_taken_away():
+    def _not_back(self, rank: int, ready_timeout_s: float, is_taken_away: bool) -> wire.RankResult:
+        if is_taken_away:
             size = self._control.roster.wanted_size
             message = (
                 f"it was taken away while it restarted: the deployment was scaled to {size} rank{'s' * (size != 1)}"
             )
             return _failed(rank, grpc.StatusCode.ABORTED, message)
-        if after is None:
-            now = self._record(rank)
-            message = f"no new process was ready within {ready_timeout_s:g} s; {now.state.value}: {now.reason}"
-            return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, message)
-        assert after.engine is not None
-        message = f"restarted: pid {after.engine.pid} on {after.engine.host} in place of {old.pid}"
-        if self._is_kept_drained(rank):
-            message += f"; it stays drained until 'muster undrain {rank}'"
-        return wire.RankResult(rank=rank, message=message)
+        now = self._record(rank)
+        message = f"no new process was ready within {ready_timeout_s:g} s; {now.state.value}: {now.reason}"
+        return _failed(rank, grpc.StatusCode.DEADLINE_EXCEEDED, message + self.why_absent(rank))
+
+    def why_absent(self, rank: int) -> str:
+        """What is known beyond the rank's state, to be put behind it."""
+        turned_away = self._control.turned_away(rank)
+        words = f"; turned away last: {turned_away}" if turned_away else ""
+        if (now := self._record(rank)).lease is None:
+            # Whether somebody tried to start one, a launcher for example, is not known here.
+            fact = "no engine has registered for it, which" if now.engine is None else "why,"
+            words += f"; {fact} the launcher's output explains where there is one"
+        return words
+
+    def _stays_drained(self, rank: int) -> str:
+        return f"; it stays drained until 'muster undrain {rank}'" if self._is_kept_drained(rank) else ""
 
     def _is_kept_drained(self, rank: int) -> bool:
         return rank in self._control.roster.kept_drained
@@ -140,7 +186,8 @@ class RankOperations:
         """Takes a drain back, whoever began it; a restart, which drains too, goes on."""
         record = self._record(rank)
         self._control.keep_drained(rank, False)
-        if record.lease is not None and record.state is RankState.DRAINING and rank not in self.restarting:
+        drains = record.state is RankState.DRAINING and not record.retired
+        if record.lease is not None and drains and rank not in self.restarting:
             self._take_back(record.lease)
 
     def _take_back(self, lease: Lease) -> None:
@@ -151,7 +198,11 @@ class RankOperations:
         """Lets the rank finish its requests and ends its process for good; done when its engine has left."""
         record = self._record(rank)
         if (lease := record.lease) is None:
-            return wire.RankResult(rank=rank, message="left")
+            was_lost = record.state is RankState.LOST
+            message = (
+                f"left: it was lost ({record.reason}), and is sent away should it come back" if was_lost else "left"
+            )
+            return wire.RankResult(rank=rank, message=message)
         if record.state not in _SERVES:
             timeout_s = 0.0  # it hangs, or has no requests yet
         self._control.retire(lease, _NO_TIMEOUT_S if timeout_s is None else timeout_s)
@@ -187,6 +238,12 @@ class RankOperations:
         ranks = self._control.roster.ranks
         return ranks[rank] if rank < len(ranks) else RankRecord(rank, 0.0, reason="the deployment has shrunk")
 
+    def _not_serving(self, record: RankRecord, operation: str) -> wire.RankResult:
+        message = f"cannot {operation}: {record.state.value}: {record.reason}"
+        if operation != "restart" and record.rank in self.restarting:
+            message += "; it is being restarted"
+        return _failed(record.rank, grpc.StatusCode.FAILED_PRECONDITION, message)
+
     async def until(self, rank: int, holds: _Holds, limit_s: float | None) -> RankRecord | None:
         """The first record from now on for which `holds`; None after `limit_s` seconds."""
         watch = self._control.roster_watch
@@ -199,11 +256,6 @@ class RankOperations:
                     await watch.newer_than(version)
         except TimeoutError:
             return None
-
-
-def _not_serving(record: RankRecord, operation: str) -> wire.RankResult:
-    message = f"cannot {operation}: {record.state.value}: {record.reason}"
-    return _failed(record.rank, grpc.StatusCode.FAILED_PRECONDITION, message)
 
 
 def _failed(rank: int, code: grpc.StatusCode, message: str) -> wire.RankResult:

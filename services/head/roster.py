@@ -73,7 +73,8 @@ class RankRecord:
     heard_s: float = 0.0
     ready_deadline_s: float = 0.0
     drained: bool = False  # no request is left in a drain
-    retired: bool = False  # told to leave for good
+    retired: bool = False  # this process was told to leave for good; its rank may be wanted again since
+    has_drained: bool = False  # the process itself has said so, since it was last told to take requests
 
     def looks_like(self, other: RankRecord) -> bool:
         """Watchers could not tell the two apart: only heartbeats lie between them."""
@@ -125,12 +126,17 @@ class Roster:
         self.wanted_size = rules.data_parallel_size if wanted_size is None else wanted_size  # see resize
         self.num_resizes = 0
         self.kept_drained: set[int] = set()  # ranks whose next process is to drain too
+        # Ranks that were taken away while nobody could be told, and who had each last (None: nobody ever).
+        self._taken_away: dict[int, Introduction | None] = {}
+        self._num_asked: dict[int, int] = {}
+        self._last_engines: dict[int, Introduction] = {}  # by rank, also of those that left
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._ranks = [RankRecord(rank, now_s) for rank in range(self.wanted_size)]
         self._gateways: dict[int, wire.GatewayEntry] = {}
         self._num_leases = 0
         self._num_watches = 0
         self._changes: list[Change] = []
+        self._stood_still = (now_s, now_s)  # the head, last
         # By lease: since when which other processes have asked for its rank.
         self._claims: dict[Lease, dict[tuple[str, int, int], float]] = {}
 
@@ -161,6 +167,7 @@ class Roster:
             self._check_takeover(hello, record, now_s)
         self._num_leases += 1
         lease = Lease(self._num_leases, record.rank)
+        self._last_engines[rank] = hello
         self._put(
             RankRecord(
                 rank=record.rank,
@@ -213,18 +220,24 @@ class Roster:
 
         A rank whose process answers while its step loop stands still is LOST but keeps its lease: if it registered
         anew it would look ready once more, and if the loop goes on, the rank is back at once.
+
+        An operator's drain is over when the process has drained and does not any more. One that has yet to obey says
+        that it does not drain too.
         """
         record = self._held(lease)
         state, reason = record.state, record.reason
         if record.offer is not None:
+            loop_idle_s = self._counted_idle_s(loop_idle_s, now_s)
             if loop_idle_s > self._heartbeat_timeout_s:
                 state, reason = RankState.LOST, f"the step loop has not turned for {loop_idle_s:.1f} s"
             elif draining:
                 state, reason = RankState.DRAINING, "drained" if drained else "draining"
-            else:
+            elif record.state is not RankState.DRAINING or record.has_drained or record.rank not in self.kept_drained:
+                if record.has_drained:
+                    self.kept_drained.discard(record.rank)
                 was_lost = record.state is RankState.LOST
-                self.kept_drained.discard(record.rank)
                 state, reason = RankState.READY, "the step loop turns again" if was_lost else "drain taken back"
+        record = replace(record, has_drained=draining or (record.has_drained and state is not RankState.READY))
         if state is not record.state:
             changed = replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason, drained=drained)
             self._put(changed)
@@ -232,6 +245,15 @@ class Roster:
             self._put(replace(record, heard_s=now_s, reason=reason, drained=drained))
         else:
             self._ranks[record.rank] = replace(record, heard_s=now_s)  # nothing that a watcher could see
+
+    def keep_drained(self, rank: int, wish: bool) -> None:
+        """What an operator wants of a rank, whichever process it has."""
+        if wish:
+            self.kept_drained.add(rank)
+            return
+        self.kept_drained.discard(rank)
+        if rank < len(self._ranks):
+            self._ranks[rank] = replace(self._ranks[rank], has_drained=False)
 
     def leave(self, lease: Lease, reason: str, *, now_s: float) -> None:
         """Goodbye, or a rejected Ready: the rank is MISSING again. Does nothing when the lease has ended."""
@@ -242,11 +264,12 @@ class Roster:
     def lose(self, lease: Lease, reason: str, *, now_s: float) -> None:
         """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended.
 
-        A rank that was told to leave for good is not expected back, however it went.
+        A rank that nobody wants any more and that was told to leave is not expected back, however it went.
         """
         if self.holds(lease):
             record = self._ranks[lease.rank]
-            if record.retired:
+            if record.retired and lease.rank >= self.wanted_size:
+                self._taken_away[lease.rank] = record.engine  # it may not have heard
                 self.leave(lease, f"not wanted any more; {reason}", now_s=now_s)
                 return
             if record.state is RankState.JOINING:
@@ -256,6 +279,15 @@ class Roster:
     def holds(self, lease: Lease) -> bool:
         return lease.rank < len(self._ranks) and self._ranks[lease.rank].lease == lease
 
+    def ask(self, rank: int) -> None:
+        """An operator wants a process of this rank."""
+        self._num_asked[rank] = self.num_asked(rank) + 1
+        self.sequence += 1
+
+    def num_asked(self, rank: int) -> int:
+        """How often an operator has asked for a process of this rank."""
+        return self._num_asked.get(rank, 0)
+
     # Size
 
     def resize(self, size: int, *, now_s: float) -> None:
@@ -263,6 +295,10 @@ class Roster:
         self.wanted_size = size
         self.num_resizes += 1
         self.sequence += 1
+        self._taken_away = {rank: engine for rank, engine in self._taken_away.items() if rank >= size}
+        for record in self._ranks[size:]:
+            if record.lease is None:
+                self._taken_away[record.rank] = self._last_engines.get(record.rank)
         self._grow(size, "to be started", now_s)
         self._trim()
 
@@ -276,6 +312,22 @@ class Roster:
         if self._ranks[rank].lease is None:
             self._put(RankRecord(rank, now_s, reason=reason))
             self._trim()
+
+    def comes_too_late(self, lease: Lease) -> bool:
+        """Whether the holder, who has just joined, comes for a rank that was taken away while it was not there.
+
+        Who asks for that rank does, and so does the process or the host that had it last. True once for each rank taken
+        away: who comes after that comes by itself.
+        """
+        engine = self._ranks[lease.rank].engine
+        if lease.rank < self.wanted_size or engine is None:
+            return False
+        for rank, last in sorted(self._taken_away.items()):
+            was_there = last is not None and last.host_id == engine.host_id
+            if engine.rank == rank or (engine.rank is None and was_there):
+                del self._taken_away[rank]
+                return True
+        return False
 
     # Time
 
@@ -297,8 +349,12 @@ class Roster:
             expired.append((lease, self._ranks[record.rank].reason if is_there else reason))
         return expired
 
-    def excuse_silence(self, now_s: float) -> None:
-        """Renews all leases: the head itself stood still, so the silence says nothing about the engines."""
+    def excuse_silence(self, since_s: float, now_s: float) -> None:
+        """Renews all leases: the head itself stood still since then, so the silence says nothing about the engines.
+
+        Nor does a step loop's: what stopped the head may have stopped the engines, too.
+        """
+        self._stood_still = (since_s, now_s)
         self._ranks = [record if record.lease is None else replace(record, heard_s=now_s) for record in self._ranks]
         self._claims.clear()  # nobody was really heard
 
@@ -316,6 +372,11 @@ class Roster:
             self.sequence += 1
 
     # Internals
+
+    def _counted_idle_s(self, loop_idle_s: float, now_s: float) -> float:
+        """For how long a step loop stood while the head could see it."""
+        since_s, until_s = self._stood_still
+        return loop_idle_s - max(0.0, min(now_s, until_s) - max(now_s - loop_idle_s, since_s))
 
     def _held(self, lease: Lease) -> RankRecord:
         if not self.holds(lease):

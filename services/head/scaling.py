@@ -67,7 +67,7 @@ class Scaling:
     async def _grow(self, size: int, ready_timeout_s: float) -> list[wire.RankResult]:
         """New ranks come, and those that should be there already come back, whatever was interrupted before."""
         before = self._size
-        behind = [record.rank for record in self._control.roster.ranks if record.state is not RankState.READY]
+        behind = [record.rank for record in self._control.roster.ranks if not _is_there(record)]
         self._control.resize(size)
         self._recall(size)
         coming = (*behind, *range(before, size))
@@ -85,15 +85,13 @@ class Scaling:
         return results
 
     async def _await_ready(self, rank: int, timeout_s: float) -> wire.RankResult:
-        after = await self._operations.until(rank, lambda now: now.state is RankState.READY, timeout_s)
+        after = await self._operations.until(rank, _is_there, timeout_s)
         if after is not None and after.engine is not None:
             return wire.RankResult(rank=rank, message=f"ready: pid {after.engine.pid} on {after.engine.host}")
         ranks = self._control.roster.ranks
         now = ranks[rank] if rank < len(ranks) else RankRecord(rank, 0.0)
         message = f"not ready within {timeout_s:g} s, given up; {now.state.value}: {now.reason}"
-        if now.engine is None:
-            # Whether somebody tried to start one, a launcher for example, is not known here.
-            message += "; no engine has registered for it, which the launcher's output explains where there is one"
+        message += self._operations.why_absent(rank)
         return wire.RankResult(rank=rank, code=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message=message)
 
     async def _shrink(self, size: int, timeout_s: float | None, ready_timeout_s: float) -> list[wire.RankResult]:
@@ -111,13 +109,18 @@ class Scaling:
         return [*await back, *left]
 
     def _is_anybody_ready(self, size: int) -> bool:
-        return any(record.state is RankState.READY for record in self._control.roster.ranks[:size])
+        return any(_is_there(record) for record in self._control.roster.ranks[:size])
 
     def _recall(self, size: int) -> list[int]:
-        """Takes drains of ranks that are to serve back, and returns those ranks: a head may have died over them."""
+        """Takes drains of ranks that are to serve back, and returns those ranks: a head may have died over them.
+
+        Those that have no process are asked for.
+        """
         ranks = self._control.roster.ranks[:size]
         for record in ranks:
             self._operations.recall(record.rank)
+            if record.lease is None and record.rank not in self._operations.restarting:
+                self._control.ask(record.rank)
         return [record.rank for record in ranks if record.state is RankState.DRAINING]
 
     async def _leave(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
@@ -129,6 +132,11 @@ class Scaling:
             if rank < self._size:
                 self._control.forget(rank, "not wanted any more")
         return results
+
+
+def _is_there(record: RankRecord) -> bool:
+    """It serves, and is to go on with that."""
+    return record.state is RankState.READY and not record.retired
 
 
 def _taken_back(result: wire.RankResult, message: str) -> wire.RankResult:

@@ -13,7 +13,8 @@ _TIMEOUT_S = 2.0
 def tls_trouble(target: str, security: Security) -> str | None:
     """One handshake by hand with `target` ("host:port", "[::1]:port" or "dns:///host:port").
 
-    Returns what is wrong in words, or None when nothing about TLS is: also when nobody listens there.
+    Returns what is wrong in words, or None when nothing about TLS is: also when nobody listens there. A peer that hangs
+    is not taken for one that speaks TLS.
     """
     if target.startswith("unix:"):
         return None
@@ -34,6 +35,8 @@ def _speaks_tls(plain: socket.socket) -> str | None:
     try:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
         first = plain.recv(9)
+    except TimeoutError:
+        return "it takes connections and says nothing; it may hang"
     except OSError:
         first = b""
     if len(first) >= 4 and first[3] == 4:

@@ -64,6 +64,7 @@ def a_head_that_dies_during_a_shrink_is_followed_by_one_that_knows_the_size(clus
     cluster.wait_for(lambda: [child for child in cluster.children("head") if child.pid != head.pid], "another head")
     leaving.resume()
     cluster.wait_for(lambda: len(cluster.children("engine")) == 1, "one engine process")
+    cluster.wait_for(lambda: cluster.state(0) == "READY", "the rank that remains with the new head")
     again = muster(cluster, "scale", "1")
     assert (again.returncode, again.stdout) == (0, "1 rank now\n"), again.stdout + again.stderr
 

@@ -603,6 +603,13 @@ class DrainCommand(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    FOR_RESTART_FIELD_NUMBER: _builtins.int
+    for_restart: _builtins.bool
+    """for_restart marks the first step of a restart, and no wish that lasts: the
+    engine takes requests again when its Register stream ends before Stop has
+    come, because nobody is left who would send it. An engine that drained
+    already goes on with that drain.
+    """
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """timeout after which remaining requests are aborted; absent waits for all."""
@@ -611,10 +618,11 @@ class DrainCommand(_message.Message):
         self,
         *,
         timeout: _duration_pb2.Duration | None = ...,
+        for_restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["for_restart", b"for_restart", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -872,6 +880,7 @@ class RankEntry(_message.Message):
     PRODUCT_VERSION_FIELD_NUMBER: _builtins.int
     LOCAL_FIELD_NUMBER: _builtins.int
     HEADLESS_FIELD_NUMBER: _builtins.int
+    NUM_ASKED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """rank, global."""
     state: Global___RankState.ValueType
@@ -898,6 +907,11 @@ class RankEntry(_message.Message):
     """local engines were started by the head's own launcher."""
     headless: _builtins.bool
     """headless engines run on a node without gateways."""
+    num_asked: _builtins.int
+    """num_asked grows whenever an operator asks for a process of this rank while
+    it has none, with Restart or Scale; counted from the head's start. Whoever
+    has given up starting one (a launcher) tries anew.
+    """
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """targets where the engine serves, once READY."""
@@ -929,10 +943,11 @@ class RankEntry(_message.Message):
         product_version: _builtins.str = ...,
         local: _builtins.bool = ...,
         headless: _builtins.bool = ...,
+        num_asked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "since", b"since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "model", b"model", "phase", b"phase", "phase_done", b"phase_done", "phase_total", b"phase_total", "pid", b"pid", "product_version", b"product_version", "rank", b"rank", "reason", b"reason", "since", b"since", "state", b"state", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headless", b"headless", "host", b"host", "host_id", b"host_id", "incarnation", b"incarnation", "local", b"local", "model", b"model", "num_asked", b"num_asked", "phase", b"phase", "phase_done", b"phase_done", "phase_total", b"phase_total", "pid", b"pid", "product_version", b"product_version", "rank", b"rank", "reason", b"reason", "since", b"since", "state", b"state", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

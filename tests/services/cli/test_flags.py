@@ -69,6 +69,8 @@ def test_vllms_short_names() -> None:
         ("--port eight", {}, ["--port", "'eight'"]),
         ("", {"MUSTER_PORT": "x"}, ["MUSTER_PORT", "--port", "'x'"]),
         ("--dtype int3", {}, ["--dtype", "'int3'", "bfloat16"]),
+        ("--kv-cache-memory " + "9" * 400, {}, ["--kv-cache-memory", "512MiB"]),
+        ("--data-parallel-start-rank 99999999999", {}, ["--data-parallel-start-rank", "0 to 4095"]),
         ("--data-parallel-size 0", {}, ["--data-parallel-size", "'0'", "1 to 4096"]),
         ("--shutdown-timeout soon", {}, ["--shutdown-timeout", "'soon'", "30"]),
         ("--kv-cache-memory lots", {}, ["--kv-cache-memory", "'lots'", "GiB"]),
@@ -121,3 +123,17 @@ def test_settings() -> None:
     assert values.setting("served-model-name=") == ("served-model-name", "")
     with pytest.raises(ValueError, match="KEY=VALUE"):
         values.setting("model")
+
+
+@pytest.mark.parametrize("text", ["0-9999999999", "0-4096", "4096", "1,2-" + "9" * 5000, "9" * 5000])
+def test_ranks_that_cannot_be_are_refused_before_they_are_counted(text: str) -> None:
+    with pytest.raises(ValueError, match="beyond the last rank that can be; give ranks from 0 to 4095"):
+        values.rank_list(text)
+
+
+def test_lists_of_ranks() -> None:
+    assert values.rank_list("7,0-2, 004-0005,1") == (0, 1, 2, 4, 5, 7)
+    assert values.ranks("0-4095") == range(4096)
+    for text in ("", "a", "3-1", "1,,2", "-1", "1-"):
+        with pytest.raises(ValueError, match="give for example 0,2,4-7"):
+            values.rank_list(text)

@@ -27,12 +27,17 @@ from tests.support.waiting import eventually
 class RecordedCommands:
     def __init__(self) -> None:
         self.seen: list[object] = []
+        self.state: EngineState | None = None  # of an engine that obeys
 
     def drain(self, timeout_s: float | None) -> None:
         self.seen.append(("drain", timeout_s))
+        if self.state is not None:
+            self.state.drain(True)
 
     def undrain(self) -> None:
         self.seen.append("undrain")
+        if self.state is not None:
+            self.state.drain(False)
 
     def stop(self, reason: str, timeout_s: float | None) -> None:
         self.seen.append(("stop", reason, timeout_s))
@@ -156,6 +161,44 @@ class CommandingHead(wire.RendezvousServiceServicer):
         yield wire.RegisterResponse(stop=wire.StopCommand(reason="again", restart=True))
         yield wire.RegisterResponse(stop=wire.StopCommand(reason="for good", retire=True))
         await asyncio.Event().wait()
+
+
+class FickleHead(CommandingHead):
+    """Sends one command after its Welcome, of each stream another one, and ends the stream."""
+
+    def __init__(self, *commands: wire.RegisterResponse) -> None:
+        self._commands = list(commands)
+
+    async def Register(
+        self, request_iterator: AsyncIterator[wire.RegisterRequest], context: Any
+    ) -> AsyncIterator[wire.RegisterResponse]:
+        await anext(aiter(request_iterator))
+        yield wire.RegisterResponse(welcome=wire.Welcome(rank=0))
+        if not self._commands:
+            await asyncio.Event().wait()
+        yield self._commands.pop(0)
+
+
+async def test_a_restarts_drain_ends_with_its_stream_and_an_operators_does_not() -> None:
+    server = RpcServer()
+    step, wish = wire.DrainCommand(timeout=Duration(seconds=3), for_restart=True), wire.DrainCommand()
+    frames = [wire.RegisterResponse(drain=each) for each in (step, wish, step)]
+    servicer = FickleHead(*frames, wire.RegisterResponse(stop=wire.StopCommand(reason="enough")))
+    server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, servicer)
+    port = server.listen_tcp("127.0.0.1", 0, flags="test")
+    await server.start()
+    member = Member(f"127.0.0.1:{port}")
+    member.commands.state = member.state
+    async with running(member):
+        await eventually(lambda: ("stop", "enough", None) in member.commands.seen, "all commands arrive")
+    assert member.commands.seen == [
+        ("drain", 3.0),
+        "undrain",
+        ("drain", None),
+        ("drain", 3.0),
+        ("stop", "enough", None),
+    ]
+    await server.stop(0)
 
 
 async def test_commands_of_the_head_arrive() -> None:

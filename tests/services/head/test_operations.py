@@ -11,7 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from services.rpc.errors import describe
-from tests.services.head.factories import ready
+from tests.services.head.factories import hello, ready
 from tests.services.head.harness import DEADLINE_S, Engine, Head, running_head
 
 ABORTED = grpc.StatusCode.ABORTED.value[0]
@@ -213,3 +213,132 @@ async def serving_drained(head: Head, incarnation: int) -> Engine:
     assert entry.reason == "drained before its process was replaced"
     await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
     return engine
+
+
+async def test_a_drain_outlives_heartbeats_that_were_due_before_it() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        call = head.admin.Drain(wire.DrainRequest(selector=only(1)))
+        await command(engine, "drain")
+        head.clock.advance(1.0)
+        await engine.send(heartbeat=wire.Heartbeat())  # it has yet to read the command
+        await head.until_heard(1)
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert not (await result_of(call)).code
+        engine.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        next_one = await serving_drained(head, incarnation=11)
+        await next_one.send(heartbeat=wire.Heartbeat())  # undrained by its own AdminService
+        await head.until_state(1, wire.RANK_STATE_READY)
+        next_one.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        await serving(head, 1, incarnation=12)
+        await head.until_state(1, wire.RANK_STATE_READY)
+
+
+async def test_a_process_that_has_yet_to_obey_a_kept_drain_gets_no_requests() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        await drained(head, 1, engine)
+        engine.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        next_one = head.engine()
+        await next_one.join(rank=1, pid=101, incarnation=11)
+        await next_one.send(ready=ready())
+        head.clock.advance(1.0)
+        await next_one.send(heartbeat=wire.Heartbeat())
+        await head.until_heard(1)
+        assert head.control.roster.ranks[1].state.value == "draining"
+        undrain = head.admin.Undrain(wire.UndrainRequest(selector=only(1)))
+        await command(next_one, "drain")
+        await command(next_one, "accepted")
+        await command(next_one, "undrain")
+        await next_one.send(heartbeat=wire.Heartbeat())
+        assert (await result_of(undrain)).message == "takes requests"
+
+
+async def test_a_drain_that_its_rank_did_not_hear_lasts_and_says_so() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        call = head.admin.Drain(wire.DrainRequest(selector=only(1)))
+        await command(engine, "drain")
+        engine.call.cancel()
+        result = await result_of(call)
+        assert (result.code, result.message.endswith("; it drains when it can, until 'muster undrain 1'")) == (
+            ABORTED,
+            True,
+        )
+        await serving_drained(head, incarnation=11)
+
+
+async def test_a_restart_that_fails_while_it_drains_takes_the_drain_back() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        call = head.admin.Restart(wire.RestartRequest(selector=only(1)))
+        assert (await command(engine, "drain")).for_restart
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, loop_idle_ms=60_000))
+        await command(engine, "undrain")
+        result = await result_of(call)
+        assert (result.code, "not restarted, and it takes requests again" in result.message) == (ABORTED, True)
+
+
+async def test_a_restart_that_fails_leaves_an_operators_drain_alone() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        await drained(head, 1, engine)
+        await engine.send(heartbeat=wire.Heartbeat(draining=True))
+        await head.until(lambda roster: roster.ranks[1].reason == "draining")
+        call = head.admin.Restart(wire.RestartRequest(selector=only(1)))
+        assert (await command(engine, "drain")).for_restart
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, loop_idle_ms=60_000))
+        result = await result_of(call)
+        assert (result.code, "takes requests again" in result.message) == (ABORTED, False)
+        await serving_drained(head, incarnation=11)
+
+
+async def test_a_restart_of_a_rank_that_has_no_process_asks_for_one() -> None:
+    async with running_head() as head:
+        first = head.admin.Restart(wire.RestartRequest(selector=only(2)))
+        await head.until(lambda roster: roster.ranks[2].num_asked == 1)
+        second = await result_of(head.admin.Restart(wire.RestartRequest(selector=only(2))))
+        assert (second.code, second.message) == (FAILED_PRECONDITION, "it is being restarted already")
+        refused = await result_of(head.admin.Drain(wire.DrainRequest(selector=only(2))))
+        assert refused.message.endswith("; it is being restarted")
+        engine = await serving(head, 2)
+        message = "started: pid 102 on node1; it was missing: no engine has registered"
+        assert await result_of(first) == wire.RankResult(rank=2, message=message)
+        engine.call.cancel()
+        await head.until_state(2, wire.RANK_STATE_LOST)
+        again = head.admin.Restart(wire.RestartRequest(selector=only(2)))
+        await head.until(lambda roster: roster.ranks[2].num_asked == 2)
+        await serving(head, 2, incarnation=11)
+        assert (await result_of(again)).message.startswith("started: pid 102 on node1; it was lost: ")
+
+
+async def test_a_restart_of_a_lost_rank_that_comes_back_as_it_was_goes_on() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        engine.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        call = head.admin.Restart(wire.RestartRequest(selector=only(1)))
+        await head.until(lambda roster: roster.ranks[1].num_asked == 1)
+        engine = await serving(head, 1)
+        await command(engine, "drain")
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert (await command(engine, "stop")).restart
+        await engine.send(goodbye=wire.Goodbye(reason="restart"))
+        await head.until_state(1, wire.RANK_STATE_MISSING)
+        await serving(head, 1, incarnation=11)
+        assert (await result_of(call)).message == "restarted: pid 101 on node1 in place of 101"
+
+
+async def test_a_rank_that_does_not_come_says_who_was_turned_away() -> None:
+    async with running_head() as head:
+        call = head.admin.Restart(wire.RestartRequest(selector=only(1), ready_timeout=Duration(nanos=300_000_000)))
+        await head.until(lambda roster: roster.ranks[1].num_asked == 1)
+        wrong = head.engine()
+        await wrong.send(hello=hello(rank=1, configuration={}))
+        await wrong.rejection()
+        result = await result_of(call)
+        assert result.code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]
+        assert "; turned away last: node1 pid 100 for rank 1: " in result.message

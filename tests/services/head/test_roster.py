@@ -162,16 +162,29 @@ def test_a_hung_rank_keeps_its_place_until_its_restart_or_its_silence() -> None:
 def test_a_head_that_stood_still_blames_nobody() -> None:
     scene = Scene(size=1)
     scene.serve()
-    scene.roster.excuse_silence(100.0)
+    scene.roster.excuse_silence(0.0, 100.0)
     assert scene.roster.expire(100.0 + TIMEOUT_S) == []
     assert scene.states() == [RankState.READY]
+
+
+def test_a_head_that_stood_still_does_not_count_that_time_against_step_loops() -> None:
+    scene = Scene(size=1)
+    lease = scene.serve()
+    scene.roster.excuse_silence(10.0, 35.0)
+    scene.now_s = 35.5
+    scene.beat(lease, loop_idle_s=26.0)
+    assert scene.states() == [RankState.READY]
+    scene.now_s = 45.1
+    scene.beat(lease, loop_idle_s=35.6)
+    assert scene.states() == [RankState.LOST]
+    assert scene.roster.ranks[0].reason == "the step loop has not turned for 10.6 s"
 
 
 def test_a_hung_rank_keeps_its_lease_over_a_head_that_stood_still() -> None:
     scene = Scene(size=1)
     hung = scene.serve()
     scene.beat(hung, loop_idle_s=11.0)
-    scene.roster.excuse_silence(100.0)
+    scene.roster.excuse_silence(0.0, 100.0)
     assert scene.roster.expire(100.0 + TIMEOUT_S) == []
     assert scene.roster.holds(hung)
 
@@ -231,7 +244,7 @@ def test_a_head_that_stood_still_does_not_take_silence_for_life() -> None:
     scene.serve(0)
     assert claim(scene).fault is Fault.HELD
     scene.now_s = 20.0
-    scene.roster.excuse_silence(20.0)
+    scene.roster.excuse_silence(0.0, 20.0)
     assert claim(scene).fault is Fault.HELD
 
 

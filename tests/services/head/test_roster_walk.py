@@ -146,8 +146,8 @@ class Walk:
                 assert new == old, "a frame of one engine changed another's rank"
         served = {tuple(record.offer.model.served_model_names) for record in ranks if record.lease and record.offer}
         assert len(served) <= 1, "two ranks serve different models"
-        visible = [replace(record, heard_s=0.0) for record in ranks]
-        changed = visible != [replace(record, heard_s=0.0) for record in before]
+        visible = [replace(record, heard_s=0.0, has_drained=False) for record in ranks]
+        changed = visible != [replace(record, heard_s=0.0, has_drained=False) for record in before]
         assert self.roster.sequence > sequence if changed else self.roster.sequence >= sequence
 
 

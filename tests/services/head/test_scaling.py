@@ -12,7 +12,7 @@ from muster import v1 as wire
 
 from services.configuration import EXPERT_PARALLEL
 from services.rpc.errors import describe
-from tests.services.head.factories import RULES, rules
+from tests.services.head.factories import RULES, ready, rules
 from tests.services.head.harness import DEADLINE_S, Engine, Head, running_head
 
 ONE_OF_FOUR = rules(data_parallel_size=1, max_data_parallel_size=4)
@@ -257,3 +257,111 @@ async def test_a_rank_that_hangs_while_it_leaves_is_no_more_when_its_lease_ends(
         assert (result.code, "lost while it finished its requests" in result.message) == (10, True)
         engine.call.cancel()
         await until_size(head, 1)
+
+
+async def joined(head: Head, *, rank: int | None, **changes: Any) -> Engine:
+    engine = head.engine()
+    await engine.join(rank=rank, data_parallel_size=None, **changes)
+    return engine
+
+
+async def is_sent_away(engine: Engine) -> None:
+    await leaves(engine)
+
+
+async def test_a_hung_rank_that_is_wanted_back_is_waited_for_and_lost_when_its_lease_ends() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        hung = await serving(head, 1)
+        shrinking = scale(head, 1)
+        assert (await hung.receive()).stop.retire
+        await hung.send(heartbeat=wire.Heartbeat(draining=True, loop_idle_ms=60_000))
+        assert [result.code for result in (await answer(shrinking)).results] == [10]
+        head.clock.advance(1.0)
+        await hung.send(heartbeat=wire.Heartbeat())  # it looks as if nothing were the matter
+        await head.until_state(1, wire.RANK_STATE_READY)
+        growing = scale(head, 2)
+        await head.until(lambda roster: roster.wanted_size == 2)
+        hung.call.cancel()
+        entry = await head.until_state(1, wire.RANK_STATE_LOST)
+        assert entry.reason == "its stream ended without Goodbye"
+        assert not growing.done()
+        again = head.engine()
+        await again.serve(rank=1, pid=201, incarnation=11, data_parallel_size=None)
+        (result,) = (await answer(growing)).results
+        assert (result.rank, result.code, result.message) == (1, 0, "ready: pid 201 on node1")
+
+
+async def test_a_rank_that_leaves_and_is_wanted_back_is_not_told_to_take_requests() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        leaving = await serving(head, 1)
+        shrinking = scale(head, 1, timeout=Duration(seconds=0))
+        assert (await leaving.receive()).stop.retire
+        await leaving.send(heartbeat=wire.Heartbeat(draining=True, loop_idle_ms=60_000))
+        await answer(shrinking)
+        await leaving.send(heartbeat=wire.Heartbeat(draining=True))
+        await head.until_state(1, wire.RANK_STATE_DRAINING)
+        growing = scale(head, 2)
+        await head.until(lambda roster: roster.wanted_size == 2)
+        await leaving.send(goodbye=wire.Goodbye(reason="retired"))
+        assert await leaving.call.read() is grpc.aio.EOF, "no undrain came"
+        entry = await head.until_state(1, wire.RANK_STATE_MISSING)
+        assert entry.reason == "left: retired"
+        await serving(head, 1)
+        assert [result.code for result in (await answer(growing)).results] == [0]
+
+
+@pytest.mark.parametrize("rank", [2, None])
+async def test_a_lost_rank_of_another_node_is_sent_away_when_it_comes_back(rank: int | None) -> None:
+    async with running_head() as head:
+        for each in range(2):
+            await serving(head, each)
+        lost = await joined(head, rank=2, pid=102, host_id="h2")
+        lost.call.cancel()
+        await head.until_state(2, wire.RANK_STATE_LOST)
+        (result,) = (await answer(scale(head, 2))).results
+        assert "and is sent away should it come back" in result.message
+        await is_sent_away(await joined(head, rank=rank, pid=202, incarnation=11, host_id="h2"))
+        await until_size(head, 2)
+        by_itself = await joined(head, rank=rank, pid=302, incarnation=12, host_id="h2")
+        await by_itself.send(ready=ready())
+        assert (await by_itself.receive()).WhichOneof("frame") == "accepted"
+        assert (await until_size(head, 3)).wanted_size == 2
+
+
+async def test_a_rank_that_was_told_to_leave_over_a_dead_link_is_told_again() -> None:
+    async with running_head() as head:
+        for each in range(2):
+            await serving(head, each)
+        silent = await serving(head, 2)
+        scaling = scale(head, 2)
+        assert (await silent.receive()).stop.retire
+        silent.call.cancel()
+        assert [result.message for result in (await answer(scaling)).results] == ["left"]
+        await until_size(head, 2)
+        await is_sent_away(await joined(head, rank=2, pid=102))
+
+
+async def test_a_spare_engine_still_makes_a_deployment_grow() -> None:
+    async with running_head() as head:
+        for each in range(2):
+            await serving(head, each)
+        lost = await joined(head, rank=2, pid=102, host_id="h2")
+        lost.call.cancel()
+        await head.until_state(2, wire.RANK_STATE_LOST)
+        await answer(scale(head, 2))
+        spare = await joined(head, rank=None, pid=302, host_id="h3")
+        await spare.send(ready=ready())
+        assert (await spare.receive()).WhichOneof("frame") == "accepted"
+        assert (await until_size(head, 3)).wanted_size == 2
+
+
+async def test_a_size_asks_anew_for_ranks_that_have_no_process() -> None:
+    async with running_head() as head:
+        await serving(head, 0)
+        asked = scale(head, 3)
+        await head.until(lambda roster: [entry.num_asked for entry in roster.ranks] == [0, 1, 1])
+        for rank in (1, 2):
+            await serving(head, rank)
+        assert not any(result.code for result in (await answer(asked)).results)
