@@ -30,14 +30,16 @@ def test_a_killed_engine_is_replaced_and_its_answers_go_on(launch: Launch) -> No
     expected = complete(cluster, num_tokens=NUM_TOKENS, rank=0).json()["choices"][0]["text"]
     with ExitStack() as asking:
         pinned = [asking.enter_context(StreamedAnswer(cluster, num_tokens=NUM_TOKENS, rank=0)) for _ in range(2)]
+        pinned.append(asking.enter_context(StreamedAnswer(cluster, num_tokens=NUM_TOKENS, rank=1)))
         free = [asking.enter_context(StreamedAnswer(cluster, num_tokens=NUM_TOKENS)) for _ in range(4)]
         for answer in (*pinned, *free):
             assert answer.started.wait(30)
         cluster.engine(1).kill()
         for answer in (*pinned, *free):
             answer.join()
-    # The other rank's clients do not notice; the lost rank's are continued there, token for token.
-    assert [(answer.error, answer.finish_reason) for answer in (*pinned, *free)] == [(None, "length")] * 6
+    # The other rank's clients do not notice; the lost rank's are continued there, token for token, and the one that
+    # names the lost rank goes on when that is back.
+    assert [(answer.error, answer.finish_reason) for answer in (*pinned, *free)] == [(None, "length")] * 7
     assert {answer.text for answer in (*pinned, *free)} == {expected}
     cluster.wait_for_output(r"engine 1 ended \(killed by SIGKILL\)")
     cluster.wait_for(lambda: complete(cluster, rank=1).status_code == 200, "an answer of rank 1")
