@@ -28,6 +28,7 @@ from services.launcher.readiness import Readiness
 from services.launcher.runtime_directory import note_head_target
 from services.launcher.screen import Screen
 from services.launcher.serving_times import ServingTimes
+from services.line_output import LineOutput
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id
 from services.version import __version__
@@ -57,6 +58,7 @@ class Launcher:
         self._places = holdings.places
         self._own_variables = frozenset(own_variables)
         self._screen = Screen(log_format=options.log_format, level=options.log_level)
+        self._stdout = LineOutput(sys.stdout, lambda lost: "")
         self._serving = ServingTimes()
         self._was_ready = False
         self._roster: wire.Roster | None = None
@@ -98,6 +100,8 @@ class Launcher:
         await asyncio.wait(work)
         self._screen.show_moving([])
         await self._stop_everything(failure)
+        self._screen.close()
+        self._stdout.close()
         return 1 if failure or self._node.given_up else 0
 
     async def _serve(self) -> str | None:
@@ -254,8 +258,8 @@ class Launcher:
         elif self._options.log_format == "json":
             self._screen.say(self._banner().lines(colour=False)[0])
         elif self._screen.shows("INFO"):
-            is_terminal = sys.stdout.isatty()
-            print("\n".join(["", *self._banner().lines(colour=is_terminal), ""]), flush=True)
+            is_terminal = self._stdout.isatty()
+            self._stdout.write("\n".join(["", *self._banner().lines(colour=is_terminal), "", ""]))
 
     def _banner(self) -> Banner:
         return Banner(
