@@ -15,6 +15,7 @@ _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95)  # cyan, yellow, magenta, green, blu
 _CLEAR_LINE = "\r\x1b[2K"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 _TEXT_LOG_LINE = re.compile(r"^\d\d:\d\d:\d\d(?:[.,]\d+)? (?P<level>[A-Z]+)\s+(?P<message>.*)$")
+_STOPPING = "stopping: "
 
 
 class Screen:
@@ -86,6 +87,7 @@ class Reason:
     def __init__(self) -> None:
         self._last = ""
         self._last_error = ""
+        self._stopping = ""
 
     def note(self, line: str) -> None:
         level, message = _parse_log_line(line)
@@ -94,10 +96,16 @@ class Reason:
         self._last = message
         if level in {"ERROR", "CRITICAL"}:
             self._last_error = message
+        elif message.startswith(_STOPPING):
+            self._stopping = message
 
-    def after(self, exit_text: str, *, by_signal: bool) -> str:
-        """The exit and why, for one line. A killed process did not know why: only an error of its own is told."""
-        known = self._last_error if by_signal else str(self)
+    def after(self, exit_text: str, *, by_signal: bool, clean: bool = False) -> str:
+        """The exit and why, for one line.
+
+        A killed process did not know why: only an error of its own is told. A `clean` one has said at the beginning of
+        its end who wanted it; its newest line is about tidying up.
+        """
+        known = self._last_error if by_signal else (clean and self._stopping) or str(self)
         return f"{exit_text}: {known}" if known else exit_text
 
     def __str__(self) -> str:

@@ -71,10 +71,12 @@ def test_nothing_waits_for_a_reader_and_what_was_lost_is_told(pipe: Pipe) -> Non
 
 def test_lines_of_many_threads_stay_whole(pipe: Pipe) -> None:
     output = LineOutput(pipe.stream, lost_text, max_waiting_bytes=1 << 24)
-    threads = [
-        threading.Thread(target=lambda name=name: [output.write(name * 5999 + "\n") for _ in range(50)])  # type: ignore[misc]
-        for name in "abcd"
-    ]
+
+    def write(name: str) -> None:
+        for _ in range(50):
+            output.write(name * 5999 + "\n")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
