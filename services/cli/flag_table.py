@@ -250,7 +250,8 @@ MAX_EARLY_DEATHS = Flag(
     values.whole_number(0), 5, metavar="N", unit="deaths",
 )  # fmt: skip
 ON_GIVEN_UP = Flag(
-    "--on-given-up", OPERATION, "When an engine or gateway is given up: serve on with the others, or stop the node.",
+    "--on-given-up", OPERATION,
+    "When an engine or gateway is given up: serve on with the others, and never give up the head; or stop the node.",
     values.one_of("serve", "stop"), "serve", metavar="ACTION",
 )  # fmt: skip
 MAX_RANK_LOSSES = Flag(

@@ -7,15 +7,19 @@ import logging
 import sys
 import time
 
+from services.line_output import LineOutput
+
 _MAX_CHARACTERS = 8192
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ESCAPES = {code: "\n    " if chr(code) == "\n" else repr(chr(code))[1:-1] for code in _CONTROLS}
 
 
 def set_up_logging(level: str, log_format: str, process: str) -> None:
-    """Sends all log records to stderr. `process` is named in JSON lines; in text the launcher puts it in front."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(process) if log_format == "json" else TextFormatter())
+    """Sends all log records to stderr. `process` is named in JSON lines; in text the launcher puts it in front.
+
+    Logging never waits for whoever reads stderr: lines that find no room are dropped, and counted in a later line.
+    """
+    handler = _LineHandler(JsonFormatter(process) if log_format == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -26,6 +30,30 @@ def set_up_logging(level: str, log_format: str, process: str) -> None:
     # At DEBUG they tell of their own event loops and calls, many lines per request.
     for chatty in ("grpc", "asyncio"):
         logging.getLogger(chatty).setLevel(max(logging.INFO, root.level))
+
+
+class _LineHandler(logging.Handler):
+    """To stderr; what waits at the process's end is written, for a second at most."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._output = LineOutput(sys.stderr, lambda lost: f"{formatter.format(_lost_record(lost))}\n")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._output.write(f"{self.format(record)}\n")
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._output.close()
+        super().close()
+
+
+def _lost_record(num_lines: int) -> logging.LogRecord:
+    message = "%d lines of this log were lost: whoever reads it did not keep up"
+    return logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (num_lines,), None)
 
 
 class TextFormatter(logging.Formatter):

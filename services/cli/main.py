@@ -9,12 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 
-from services.cli.flag import FlagValueError
-from services.cli.foreign_flags import instead_of
-from services.cli.parser import build_parser
-from services.launcher.parent_death import end_with_parent
+# Everything else is imported under the `try` of `main`: Ctrl-C may come while that goes on.
 
 EXIT_USAGE = 2
 _OURS = {"engine", "gateway", "muster", "services"}
@@ -22,6 +18,24 @@ _OURS = {"engine", "gateway", "muster", "services"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs `muster ARGUMENTS` (default: the process's own) and returns the exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else it was told what that means
+            print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `muster status | head`: the reader has enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    from services.cli.flag import FlagValueError
+    from services.cli.foreign_flags import instead_of
+    from services.cli.parser import build_parser
+    from services.launcher.parent_death import end_with_parent
+
     end_with_parent()
     parser = build_parser()
     namespace, unknown = parser.parse_known_args(arguments)
@@ -39,19 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if missing.name is None or missing.name.split(".")[0] in _OURS:
             raise
         return _usage(namespace.prog, _missing_text(missing.name))
-    except KeyboardInterrupt as interrupt:
-        if not interrupt.args:  # else it was told what that means
-            print(file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # `muster status | head`: the reader has enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _unknown_text(argument: str, known: Sequence[str]) -> str:
     if not argument.startswith("-"):
         return f"unexpected argument {argument!r}"
+    from difflib import get_close_matches
+
     close = get_close_matches(argument.partition("=")[0], known, n=1)
     return f"unknown flag {argument}" + (f"; did you mean {close[0]}?" if close else "")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from services.cli.logs import set_up_logging
 from services.cli.security_flags import security_of
 from services.configuration import advisory_configuration, canonical_configuration
 from services.http_front import HttpFront, HttpFrontError
+
+_log = logging.getLogger(__name__)
 
 # The head's node may be replaced meanwhile; beyond it an orchestrator makes better use of the memory.
 HEADLESS_HEAD_TIMEOUT_S = 300.0
@@ -50,8 +53,15 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
     targets_file: Path | None = values["targets_file"]
 
     def on_listening(targets: list[str]) -> None:
-        if targets_file is not None:
+        if targets_file is None:
+            return
+        try:
             write_targets(targets_file, targets)
+        except OSError as error:
+            trouble = f"--targets-file {targets_file}: {error.strerror}"
+            if not values["port"]:  # nobody knows it otherwise
+                raise FlagValueError(f"{trouble}; give a file that can be written, or a --port") from None
+            _log.warning("%s; whoever reads it does not learn where this head listens", trouble)
 
     return run(run_head(options, on_listening=on_listening))
 

@@ -259,7 +259,7 @@ class EngineProcess:
 
     async def _obey_signals(self, stop: asyncio.Event) -> None:
         await stop.wait()
-        self._end(EXIT_STOPPED, "signal", self._options.shutdown_timeout_s)
+        self._end(EXIT_STOPPED, "a signal (SIGTERM or SIGINT)", self._options.shutdown_timeout_s)
 
     async def _stop(self, ending: _Ending, membership: asyncio.Task[None]) -> None:
         log = _log.info if ending.exit_code in {EXIT_STOPPED, EXIT_RESTART, EXIT_RETIRED} else _log.error

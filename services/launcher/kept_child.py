@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,8 +42,12 @@ class KeptChild:
         worked_s: Callable[[int], float] | None = None,
         restart_clean_exits: bool = True,
         policy: RestartPolicy | None = None,
+        is_needed: bool = False,
     ) -> None:
-        """`worked_s` says for how many seconds the process of a pid has done its work; None takes its whole life."""
+        """`worked_s` says for how many seconds the process of a pid has done its work; None takes its whole life.
+
+        One that `is_needed` by all others is never given up once the node was ready: they serve on meanwhile.
+        """
         self._make_spec = make_spec
         self._screen = screen
         self._environment_of = environment_of
@@ -50,8 +55,11 @@ class KeptChild:
         self._worked_s = worked_s
         self._restart_clean_exits = restart_clean_exits
         self._policy = policy or RestartPolicy()
+        self._is_needed = is_needed
         self._child: Child | None = None
         self._stopping = asyncio.Event()
+        self._name = ""
+        self._was_killed = False  # at the stop
         self._died_early = True
         self._hung_s = 0.0  # at the end of the present process's life
 
@@ -63,6 +71,7 @@ class KeptChild:
         """Ends when the child is not started again: it was told to stop, was done, or failed for good."""
         while True:
             spec = self._make_spec()
+            self._name = spec.name
             reason = Reason()
             code = await self._run_once(spec, reason)
             if self._stopping.is_set():
@@ -83,11 +92,16 @@ class KeptChild:
                 # It said what is wrong; starting it again would only say it again.
                 verb = "was rejected" if code == EXIT_REJECTED else "failed"
                 return Gone(spec.name, f"{spec.name} {verb} ({exit_text(code)}): {reason}")
-            delay_s = self._policy.delay_after_death(early=self._died_early)
+            is_kept = self._is_needed and self._was_ready()
+            delay_s = self._policy.delay_after_death(early=self._died_early, for_ever=is_kept)
+            repeated = (
+                f"{self._policy.reason(spec.name)}, last with {reason.after(exit_text(code), by_signal=code < 0)}"
+            )
             if delay_s is None:
-                last = reason.after(exit_text(code), by_signal=code < 0)
-                return Gone(spec.name, f"{self._policy.reason(spec.name)}, last with {last}")
-            ended = reason.after(f"{spec.name} ended ({exit_text(code)})", by_signal=code < 0)
+                return Gone(spec.name, repeated)
+            if is_kept and self._policy.is_worth_an_error:
+                self._screen.say(f"{repeated}; the others serve on, and it is started again and again", level="ERROR")
+            ended = reason.after(f"{spec.name} ended ({exit_text(code)})", by_signal=code < 0, clean=code == 0)
             self._screen.say(f"{ended}; starting it again in {delay_s:g} s", level="WARNING")
             if await self._stops_within(delay_s):
                 return Gone(spec.name, None)
@@ -95,12 +109,18 @@ class KeptChild:
     async def stop(self, grace_s: float) -> None:
         """SIGTERM, SIGKILL after `grace_s` seconds; no restart."""
         self._stopping.set()
-        if self._child is not None:
-            await self._child.stop(grace_s)
+        if self._child is None:
+            return
+        code = await self._child.stop(grace_s)
+        if code == -signal.SIGKILL and not self._was_killed:
+            self._screen.say(f"{self._name} did not end within {grace_s:.3g} s and was killed", level="WARNING")
 
-    def kill(self) -> None:
+    def kill(self, *, why: str) -> None:
+        """SIGKILL; no restart. `why` is for people."""
         self._stopping.set()
         if self._child is not None:
+            self._was_killed = True
+            self._screen.say(f"{self._name} (pid {self.pid}) is killed: {why}", level="WARNING")
             self._child.kill()
 
     def restart(self, *, hung_s: float = 0.0) -> None:

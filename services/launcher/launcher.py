@@ -28,12 +28,14 @@ from services.launcher.readiness import Readiness
 from services.launcher.runtime_directory import note_head_target
 from services.launcher.screen import Screen
 from services.launcher.serving_times import ServingTimes
+from services.line_output import LineOutput
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id
 from services.version import __version__
 
 _POLL_S = 0.02
 _HANG_POLL_S = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 async def run_launcher(
@@ -57,6 +59,7 @@ class Launcher:
         self._places = holdings.places
         self._own_variables = frozenset(own_variables)
         self._screen = Screen(log_format=options.log_format, level=options.log_level)
+        self._stdout = LineOutput(sys.stdout, lambda lost: "")
         self._serving = ServingTimes()
         self._was_ready = False
         self._roster: wire.Roster | None = None
@@ -98,6 +101,8 @@ class Launcher:
         await asyncio.wait(work)
         self._screen.show_moving([])
         await self._stop_everything(failure)
+        self._screen.close()
+        self._stdout.close()
         return 1 if failure or self._node.given_up else 0
 
     async def _serve(self) -> str | None:
@@ -184,6 +189,8 @@ class Launcher:
                 for target in self._places.head_targets_file.read_text().split():
                     if not target.startswith("unix:"):
                         return int(target.rpartition(":")[2])
+            if self._options.data_parallel_rpc_port and self._places.head_socket.exists():
+                return self._options.data_parallel_rpc_port  # it listens, and found no room for the file
             await asyncio.sleep(_POLL_S)
 
     async def _stop_everything(self, failure: str | None) -> None:
@@ -200,7 +207,7 @@ class Launcher:
             )
         self._holdings.close_http()
         drain_s = self._options.shutdown_timeout if self._was_ready and not failure else 0.0
-        stopping = asyncio.create_task(self._node.stop(drain_s=drain_s))
+        stopping = asyncio.create_task(self._node.stop(drain_s=drain_s, hung_pids=self._hung_pids()))
         killing = asyncio.create_task(self._kill.wait())
         await asyncio.wait([stopping, killing], return_when=asyncio.FIRST_COMPLETED)
         if self._kill.is_set():
@@ -213,11 +220,24 @@ class Launcher:
             self._screen.say(f"stopped: {each}", level="ERROR")
         if not failures:
             self._screen.say("stopped")
+        self._ignore_signals()
+
+    def _hung_pids(self) -> set[int]:
+        """Engines of ours that the head has found silent or standing still, as it told last."""
+        lost = (entry for entry in self._readiness.entries if entry.state == wire.RANK_STATE_LOST)
+        return {entry.pid for entry in lost if self._is_ours(entry)}
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
+
+    def _ignore_signals(self) -> None:
+        """There is nothing left to stop: an impatient Ctrl-C would only hide how this ended."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -265,8 +285,8 @@ class Launcher:
         elif self._options.log_format == "json":
             self._screen.say(self._banner().lines(colour=False)[0])
         elif self._screen.shows("INFO"):
-            is_terminal = sys.stdout.isatty()
-            print("\n".join(["", *self._banner().lines(colour=is_terminal), ""]), flush=True)
+            is_terminal = self._stdout.isatty()
+            self._stdout.write("\n".join(["", *self._banner().lines(colour=is_terminal), "", ""]))
 
     def _banner(self) -> Banner:
         return Banner(

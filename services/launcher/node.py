@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, repeat
 
 from muster import v1 as wire
@@ -14,12 +14,14 @@ from services.launcher.hang_watch import WatchedChild
 from services.launcher.kept_child import Gone, KeptChild
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
-from services.launcher.restart_policy import RestartPolicy
+from services.launcher.restart_policy import MAX_DELAY_S, RestartPolicy
 from services.launcher.screen import Screen
 from services.launcher.staff import Staff
 
 # What a process gets to say goodbye once it has nothing left to do.
 GOODBYE_S = 5.0
+# Ranks and gateways serve on without it for as long as it takes.
+_MAX_HEAD_DELAY_S = 30.0
 
 
 class Node:
@@ -46,7 +48,12 @@ class Node:
         self._doubts: dict[KeptChild, asyncio.TimerHandle] = {}  # whether they are to be dismissed
         self._dismissals: dict[KeptChild, asyncio.Task[None]] = {}
 
-        def keep(make_spec: Callable[[], ChildSpec], worked_s: Callable[[int], float] | None = None) -> KeptChild:
+        def keep(
+            make_spec: Callable[[], ChildSpec],
+            worked_s: Callable[[int], float] | None = None,
+            is_needed: bool = False,
+            max_delay_s: float = MAX_DELAY_S,
+        ) -> KeptChild:
             return KeptChild(
                 make_spec,
                 screen=screen,
@@ -54,10 +61,12 @@ class Node:
                 was_ready=was_ready,
                 worked_s=worked_s,
                 restart_clean_exits=not options.headless,
-                policy=RestartPolicy(max_early_deaths=options.max_early_deaths),
+                policy=RestartPolicy(max_early_deaths=options.max_early_deaths, max_delay_s=max_delay_s),
+                is_needed=is_needed,
             )
 
-        self._head = [keep(self._head_spec)] if options.runs_head else []
+        head = keep(self._head_spec, is_needed=options.on_given_up == "serve", max_delay_s=_MAX_HEAD_DELAY_S)
+        self._head = [head] if options.runs_head else []
         self._keep_engine: Callable[[ChildSpec], KeptChild] = lambda spec: keep(_always(spec), served_s)
         self._engines = [self._keep_engine(spec) for spec in plan.plan_engines(options, places)]
         self._staff: Staff[KeptChild] = Staff(options.local_ranks, self._engines)
@@ -82,8 +91,7 @@ class Node:
                     return gone.failure
                 self._given_up[child] = gone.failure
                 self._screen.say(
-                    f"given up, the others serve on (--on-given-up serve): {gone.failure}; end this node and start it "
-                    "again once the cause is gone",
+                    f"given up, the others serve on (--on-given-up serve): {gone.failure}; {self._way_back(child)}",
                     level="ERROR",
                 )
             self._let_go(child, failed=gone.failure is not None)
@@ -126,8 +134,12 @@ class Node:
         """Starts engines for ranks that the head wants and nobody has, and ends those of ranks that were given up."""
         self._roster = roster
         options = self._options
+        asked = self._staff.asked_again(roster)
+        for engine in asked.values():
+            self._given_up.pop(engine, None)
+            self._engines.remove(engine)  # another one takes its place
         own_ranks = (*range(options.num_local_ranks), *range(options.data_parallel_size, options.most_ranks))
-        for rank in self._staff.missing(roster, own_ranks):
+        for rank in (*asked, *self._staff.missing(roster, [rank for rank in own_ranks if rank not in asked])):
             slot = self._staff.free_slot(options.max_local_ranks)
             if slot is None:
                 continue  # one that leaves still has its place
@@ -164,12 +176,18 @@ class Node:
         if self._roster is not None:  # its place may have been waited for
             self.follow_size(self._roster)
 
-    async def stop(self, *, drain_s: float) -> None:
-        """Gateways finish their answers within `drain_s` seconds; then engines, then the head."""
+    async def stop(self, *, drain_s: float, hung_pids: Collection[int] = ()) -> None:
+        """Gateways finish their answers within `drain_s` seconds; then engines, then the head.
+
+        Engines that are known to hang (`hung_pids`) would only use up that time, and are killed first.
+        """
         deadline = time.monotonic() + drain_s
         for doubt in self._doubts.values():
             doubt.cancel()
         self._doubts.clear()
+        for engine in self._engines:
+            if engine.pid in hung_pids:
+                engine.kill(why="it hangs")
         await _stop_all(self._gateways, drain_s + GOODBYE_S)
         await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)
         await _stop_all(self._head, GOODBYE_S)
@@ -178,7 +196,7 @@ class Node:
 
     def kill(self) -> None:
         for child in (*self._gateways, *self._engines, *self._head):
-            child.kill()
+            child.kill(why="told to stop at once")
 
     def _can_do_without(self, child: KeptChild) -> bool:
         """Whether what is left of the node serves: an engine of it, or of another node, and a gateway."""
@@ -188,6 +206,12 @@ class Node:
             return True
         siblings = self._engines if child in self._engines else self._gateways
         return any(not task.done() and each in siblings for task, each in self._tasks.items())
+
+    def _way_back(self, child: KeptChild) -> str:
+        rank = self._staff.rank_of(child)
+        if rank is not None and self._options.runs_head:
+            return f"once the cause is gone, 'muster restart {rank}' tries anew"
+        return "end this node and start it again once the cause is gone"
 
     def _start(self, children: Sequence[KeptChild]) -> None:
         for child in children:

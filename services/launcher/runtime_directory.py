@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -15,6 +16,7 @@ _LOCK = "lock"
 _HEAD_TARGET = "head.target"
 # A Unix socket path holds 107 bytes; the longest name in here is "head.sock".
 _MAX_BASE_BYTES = 80
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class RuntimeDirectoryError(Exception):
@@ -34,11 +36,13 @@ class RuntimeDirectory:
             _remove_abandoned(chosen)
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=chosen))  # mode 0700
         except OSError as error:
-            raise RuntimeDirectoryError(
-                f"--runtime-dir {chosen}: {error.strerror}; give a directory that you can write to"
-            ) from None
-        self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            raise _unusable(chosen, error) from None
+        try:
+            self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise _unusable(chosen, error) from None
 
     def __enter__(self) -> Path:
         return self.path
@@ -51,10 +55,16 @@ class RuntimeDirectory:
 
 
 def note_head_target(runtime_dir: Path, target: str) -> None:
-    """Leaves word of where this node dials its head, for commands that are run beside the launcher."""
+    """Leaves word of where this node dials its head, for commands that are run beside the launcher.
+
+    Raises RuntimeDirectoryError when there is no room for it.
+    """
     scratch = runtime_dir / f"{_HEAD_TARGET}.new"
-    scratch.write_text(target)
-    os.replace(scratch, runtime_dir / _HEAD_TARGET)
+    try:
+        scratch.write_text(target)
+        os.replace(scratch, runtime_dir / _HEAD_TARGET)
+    except OSError as error:
+        raise _unusable(runtime_dir.parent, error) from None
 
 
 def running_head_targets(base: Path | None = None) -> list[str]:
@@ -69,6 +79,11 @@ def running_head_targets(base: Path | None = None) -> list[str]:
             except OSError:
                 continue  # it has just begun, or just ended
     return list(dict.fromkeys(found))
+
+
+def _unusable(base: Path, error: OSError) -> RuntimeDirectoryError:
+    fix = "make room there, or give another directory" if error.errno in _FULL else "give one that you can write to"
+    return RuntimeDirectoryError(f"--runtime-dir {base}: {error.strerror}; {fix}")
 
 
 def _default_base() -> Path:

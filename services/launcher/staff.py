@@ -16,6 +16,7 @@ class _Post(Generic[Child]):
     child: Child
     slot: int
     failed: bool = False  # given up
+    num_asked: tuple[int, int] | None = None  # when that was noticed: the head, and how often it asked for the rank
 
 
 class Staff(Generic[Child]):
@@ -42,6 +43,25 @@ class Staff(Generic[Child]):
         """Engines that were given up, of ranks that nobody wants any more; once, for a rank may be tried anew."""
         ranks = [rank for rank, post in self._posts.items() if post.failed and rank >= roster.wanted_size]
         return [self._posts.pop(rank).child for rank in ranks]
+
+    def asked_again(self, roster: wire.Roster) -> dict[int, Child]:
+        """Engines that were given up before an operator asked for their ranks, which nobody has; each once."""
+        found = {}
+        for entry in roster.ranks[: roster.wanted_size]:
+            post = self._posts.get(entry.rank)
+            if post is None or not post.failed:
+                continue
+            before, now = post.num_asked, (roster.head_incarnation, entry.num_asked)
+            post.num_asked = now
+            if entry.state not in (wire.RANK_STATE_MISSING, wire.RANK_STATE_LOST) or before is None:
+                continue
+            if now[1] > (before[1] if before[0] == now[0] else 0):  # each head counts from its start
+                del self._posts[entry.rank]
+                found[entry.rank] = post.child
+        return found
+
+    def rank_of(self, child: Child) -> int | None:
+        return next((rank for rank, post in self._posts.items() if post.child is child), None)
 
     def free_slot(self, num_slots: int) -> int | None:
         taken = {post.slot for post in self._posts.values()}

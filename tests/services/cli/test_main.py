@@ -62,3 +62,14 @@ def test_a_model_that_does_not_exist_is_named(capsys: pytest.CaptureFixture[str]
 def test_status_without_a_head_says_where_it_looked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--head-target", "unix:/no/such.sock", "--timeout", "1"]) == 1
     assert "unix:/no/such.sock" in capsys.readouterr().err
+
+
+def test_an_interrupt_before_anything_has_begun_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("services.cli.parser.build_parser", interrupted)
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == "\n"

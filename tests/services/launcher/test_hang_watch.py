@@ -70,7 +70,7 @@ class Watched:
         return self
 
     async def __aexit__(self, *ended: object) -> None:
-        self.child.kill()
+        self.child.kill(why="the test is over")
         self._tasks[1].cancel()
         await asyncio.wait(self._tasks)
 

@@ -34,6 +34,7 @@ class Runs:
         restart_clean_exits: bool = True,
         max_early_deaths: int = 3,
         worked_s: float | None = None,
+        is_needed: bool = False,
     ) -> None:
         self.out = io.StringIO()
         self.ready = ready
@@ -45,6 +46,7 @@ class Runs:
             restart_clean_exits=restart_clean_exits,
             worked_s=None if worked_s is None else lambda pid: worked_s,
             policy=RestartPolicy(max_early_deaths=max_early_deaths, first_delay_s=0.01),
+            is_needed=is_needed,
         )
 
     async def until_said(self, text: str) -> None:
@@ -72,6 +74,32 @@ async def test_one_that_had_done_its_work_is_started_for_ever() -> None:
     async with asyncio.timeout(20):
         while runs.out.getvalue().count("starting it again in 0.01 s") < 5:  # noqa: ASYNC110  (a child says it)
             await asyncio.sleep(0.01)
+    await runs.kept.stop(5.0)
+    assert (await keeping).failure is None
+
+
+async def test_one_that_all_need_is_started_for_ever() -> None:
+    runs = Runs("import sys; print('12:00:00.000 ERROR   port taken'); sys.exit(1)", is_needed=True, max_early_deaths=2)
+    runs.kept._policy = RestartPolicy(max_early_deaths=2, first_delay_s=0.01, max_delay_s=0.01)
+    keeping = asyncio.create_task(runs.kept.keep())
+    async with asyncio.timeout(20):
+        while runs.out.getvalue().count("starting it again in") < 4:  # noqa: ASYNC110  (a child says it)
+            await asyncio.sleep(0.01)
+    await runs.kept.stop(5.0)
+    assert (await keeping).failure is None
+    error = "ERROR engine 0 died 2 times in a row before it had worked for 10 s, last with exit code 1: port taken; the"
+    assert runs.out.getvalue().count(error) == 1
+
+
+async def test_one_that_all_need_is_given_up_before_the_first_ready() -> None:
+    gone = await asyncio.wait_for(Runs("import sys; sys.exit(1)", is_needed=True, ready=False).kept.keep(), 20)
+    assert gone.failure is not None
+
+
+async def test_a_clean_end_is_told_with_who_wanted_it() -> None:
+    runs = Runs("print('12:00:00.000 INFO    stopping: a signal'); print('12:00:00.000 INFO    gateway detached')")
+    keeping = asyncio.create_task(runs.kept.keep())
+    await runs.until_said("engine 0 ended (exit code 0): stopping: a signal; starting it again")
     await runs.kept.stop(5.0)
     assert (await keeping).failure is None
 
@@ -126,6 +154,7 @@ async def test_a_child_that_ignores_sigterm_is_killed_at_the_deadline() -> None:
     await runs.until_said("up")
     await runs.kept.stop(0.05)
     assert (await keeping).failure is None
+    assert "WARNING engine 0 did not end within 0.05 s and was killed" in runs.out.getvalue()
 
 
 async def test_stop_while_waiting_for_the_next_start() -> None:

@@ -147,3 +147,46 @@ def test_the_next_head_is_told_the_size() -> None:
     assert arguments[arguments.index("--wanted-size") + 1] == "1"
     nodes.node.note_size(wire.Roster(wanted_size=3))
     assert "--wanted-size" not in nodes.node._head_spec().arguments
+
+
+async def test_a_given_up_engine_is_started_anew_once_its_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_asked = 0
+    monkeypatch.setattr("services.launcher.staff._num_asked", lambda entry: num_asked)
+    nodes = Nodes("-dp 2", engines=(LIVES, DIES))
+    node = nodes.node
+    node._staff = Staff([0, 1], node._engines)
+    ranks = [wire.RankEntry(rank=0, state=wire.RANK_STATE_READY), wire.RankEntry(rank=1, state=wire.RANK_STATE_MISSING)]
+    roster = wire.Roster(wanted_size=2, data_parallel_size=2, ranks=ranks)
+    node.follow_size(roster)
+    anew = nodes._kept("engine 1", LIVES, True)
+    node._keep_engine = lambda spec: anew
+    node.start_workers()
+    ending = asyncio.create_task(node.first_failure())
+    try:
+        async with asyncio.timeout(20):
+            while not node.given_up:  # noqa: ASYNC110  (a process dies)
+                await asyncio.sleep(0.01)
+            assert "'muster restart 1' tries anew" in nodes.out.getvalue()
+            num_asked = 1
+            node.follow_size(roster)
+            while anew.pid is None:  # noqa: ASYNC110  (a process starts)
+                await asyncio.sleep(0.01)
+        assert (node.given_up, node.num_engines, ending.done()) == ([], 2, False)
+    finally:
+        ending.cancel()
+        await asyncio.wait([ending])
+        await node.stop(drain_s=0.0)
+
+
+async def test_a_hung_engine_does_not_use_up_the_drain() -> None:
+    nodes = Nodes("-dp 2", engines=("import os; os.kill(os.getpid(), 19)", LIVES))
+    node = nodes.node
+    node.start_workers()
+    async with asyncio.timeout(20):
+        while len(node.engine_pids) < 2:  # noqa: ASYNC110  (processes start)
+            await asyncio.sleep(0.01)
+        pid = node._engines[0].pid
+        assert pid is not None
+        stopping = asyncio.create_task(node.stop(drain_s=600.0, hung_pids={pid}))
+        await stopping
+    assert f"WARNING engine 0 (pid {pid}) is killed: it hangs" in nodes.out.getvalue()

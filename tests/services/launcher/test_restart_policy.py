@@ -18,3 +18,13 @@ def test_work_done_starts_the_count_anew() -> None:
 def test_zero_never_gives_up_and_the_wait_is_bounded() -> None:
     policy = RestartPolicy(max_early_deaths=0, max_delay_s=15)
     assert [policy.delay_after_death(early=True) for _ in range(2000)][-1] == 15
+
+
+def test_what_all_need_is_started_for_ever_with_an_error_now_and_then() -> None:
+    policy = RestartPolicy(max_early_deaths=3, max_delay_s=30.0)
+    delays, errors = [], []
+    for death in range(1, 25):
+        delays.append(policy.delay_after_death(early=True, for_ever=True))
+        errors += [death] if policy.is_worth_an_error else []
+    assert delays[-1] == 30.0
+    assert errors == [3, 13, 23]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -36,6 +38,19 @@ def test_a_place_that_cannot_be_used_names_the_flag(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RuntimeDirectoryError, match=r"--runtime-dir .*file"):
         RuntimeDirectory(tmp_path / "file")
+
+
+def test_no_room_names_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RuntimeDirectory(tmp_path) as path, monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        with pytest.raises(RuntimeDirectoryError, match=rf"--runtime-dir {tmp_path}: No space left .*make room"):
+            note_head_target(path, "unix:/a")
+    monkeypatch.setattr("services.launcher.runtime_directory.os.open", full)
+    with pytest.raises(RuntimeDirectoryError, match=r"--runtime-dir .*: No space left on device; make room there"):
+        RuntimeDirectory(tmp_path)
 
 
 def test_an_awkward_default_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
