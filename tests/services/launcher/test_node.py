@@ -149,9 +149,7 @@ def test_the_next_head_is_told_the_size() -> None:
     assert "--wanted-size" not in nodes.node._head_spec().arguments
 
 
-async def test_a_given_up_engine_is_started_anew_once_its_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    num_asked = 0
-    monkeypatch.setattr("services.launcher.staff._num_asked", lambda entry: num_asked)
+async def test_a_given_up_engine_is_started_anew_once_its_rank_is_asked_for() -> None:
     nodes = Nodes("-dp 2", engines=(LIVES, DIES))
     node = nodes.node
     node._staff = Staff([0, 1], node._engines)
@@ -167,7 +165,7 @@ async def test_a_given_up_engine_is_started_anew_once_its_rank_is_asked_for(monk
             while not node.given_up:  # noqa: ASYNC110  (a process dies)
                 await asyncio.sleep(0.01)
             assert "'muster restart 1' tries anew" in nodes.out.getvalue()
-            num_asked = 1
+            roster.ranks[1].num_asked = 1
             node.follow_size(roster)
             while anew.pid is None:  # noqa: ASYNC110  (a process starts)
                 await asyncio.sleep(0.01)

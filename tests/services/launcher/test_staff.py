@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from muster import v1 as wire
 
 from services.launcher.staff import Staff
@@ -61,14 +60,13 @@ def test_a_failed_engine_keeps_its_post_until_the_rank_is_given_up() -> None:
     assert staff.missing(roster(2, "READY", "MISSING"), OWN) == [1]
 
 
-def test_an_engine_that_was_given_up_is_tried_anew_when_its_rank_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {0: 0, 1: 1}
-    monkeypatch.setattr("services.launcher.staff._num_asked", lambda entry: asked[entry.rank])
+def test_an_engine_that_was_given_up_is_tried_anew_when_its_rank_is_asked_for() -> None:
     staff = Staff([0, 1], ["first", "second"])
     now = roster(2, "READY", "LOST")
+    now.ranks[1].num_asked = 1
     staff.ended("second", failed=True)
     assert staff.asked_again(now) == {}, "asked for before it was given up"
-    asked[1] = 2
+    now.ranks[1].num_asked = 2
     assert staff.asked_again(now) == {1: "second"}
     assert staff.asked_again(now) == {}
     assert staff.free_slot(2) == 1
