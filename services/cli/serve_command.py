@@ -16,6 +16,7 @@ from services.launcher.launcher import run_launcher
 from services.launcher.options import ServeOptions
 from services.launcher.runtime_directory import RuntimeDirectoryError
 from services.models.checkpoint import ModelNotFoundError, resolve_model
+from services.ray.installed import RayBackendError, check_installed
 from services.rpc.listening import ListenError
 from services.rpc.security import SecurityError
 from services.rpc.server import check_doors
@@ -29,7 +30,7 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
         names = options.served_model_name or (model.name,)
         variables = {flag.variable for flag in flag_table.ALL}
         return asyncio.run(run_launcher(options, model.path, names, own_variables=variables))
-    except (DeviceAssignmentError, ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
+    except (DeviceAssignmentError, ListenError, ModelNotFoundError, RayBackendError, RuntimeDirectoryError) as error:
         print(f"muster serve: {error}", file=sys.stderr)
         return 1
 
@@ -39,11 +40,13 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
     options = ServeOptions(model=namespace.model, **read_flags(flag_table.SERVE, namespace, environment))
     try:
         check(options)
+        if options.uses_ray:
+            check_installed()
         check_doors(options.security)
         if options.smg:
             check_smg(options.security, options.api_key)
         if not options.headless:
             options.http_front.check()
-    except (FlagCombinationError, HttpFrontError, SecurityError) as error:
+    except (FlagCombinationError, HttpFrontError, RayBackendError, SecurityError) as error:
         raise FlagValueError(str(error)) from None
     return options

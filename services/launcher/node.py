@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from muster import v1 as wire
 
 from services.launcher import plan
-from services.launcher.kept_child import Gone, KeptChild
+from services.launcher.child import Child
+from services.launcher.kept_child import Gone, KeptChild, Start
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
 from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Screen
 from services.launcher.staff import Staff
+
+if TYPE_CHECKING:
+    from services.ray.ranks import RayRanks
 
 # What a process gets to say goodbye once it has nothing left to do.
 GOODBYE_S = 5.0
@@ -32,17 +38,25 @@ class Node:
         screen: Screen,
         environment_of: Callable[[ChildSpec], Mapping[str, str]],
         was_ready: Callable[[], bool],
-        served_s: Callable[[int], float],
+        served_s: Callable[[tuple[str, int]], float],
+        ray: RayRanks | None = None,
     ) -> None:
-        """`served_s` says for how many seconds the engine with a pid has served."""
+        """`served_s` says for how many seconds an engine's process has served. `ray` runs the engines if it is given."""
         self._options = options
         self._places = places
         self._screen = screen
         self._was_ready = was_ready
+        self._ray = ray
         self.head_port = options.data_parallel_rpc_port
         self.given_up: list[str] = []  # why, of each child that others serve on without
 
-        def keep(make_spec: Callable[[], ChildSpec], worked_s: Callable[[int], float] | None = None) -> KeptChild:
+        self._on_gone: dict[KeptChild, Callable[[], None]] = {}
+
+        def keep(
+            make_spec: Callable[[], ChildSpec],
+            worked_s: Callable[[tuple[str, int]], float] | None = None,
+            start: Start = Child.start,
+        ) -> KeptChild:
             return KeptChild(
                 make_spec,
                 screen=screen,
@@ -51,11 +65,13 @@ class Node:
                 worked_s=worked_s,
                 restart_clean_exits=not options.headless,
                 policy=RestartPolicy(max_early_deaths=options.max_early_deaths),
+                start=start,
             )
 
         self._head = [keep(self._head_spec)] if options.runs_head else []
-        self._keep_engine: Callable[[ChildSpec], KeptChild] = lambda spec: keep(_always(spec), served_s)
-        self._engines = [self._keep_engine(spec) for spec in plan.plan_engines(options, places)]
+        self._keep = keep
+        self._served_s = served_s
+        self._engines = [self._engine(slot, rank) for slot, rank in enumerate(options.local_ranks)]
         self._staff: Staff[KeptChild] = Staff(options.local_ranks, self._engines)
         self._roster: wire.Roster | None = None  # the last one followed
         self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
@@ -87,12 +103,13 @@ class Node:
                 return self.given_up[0] if self.given_up else None
 
     @property
-    def engine_pids(self) -> set[int]:
-        return {engine.pid for engine in self._engines if engine.pid is not None}
+    def engine_processes(self) -> set[tuple[str, int]]:
+        """Host id and pid of each: with Ray they are on several hosts."""
+        return {engine.process for engine in self._engines if engine.process is not None}
 
-    def restart_engine(self, pid: int) -> None:
+    def restart_engine(self, process: tuple[str, int]) -> None:
         for engine in self._engines:
-            if engine.pid == pid:
+            if engine.process == process:
                 engine.restart()
 
     def follow_size(self, roster: wire.Roster) -> None:
@@ -104,14 +121,30 @@ class Node:
             slot = self._staff.free_slot(options.max_local_ranks)
             if slot is None:
                 continue  # one that leaves still has its place
-            engine = self._keep_engine(plan.plan_engine(options, self._places, slot=slot, rank=rank))
+            engine = self._engine(slot, rank)
             self._staff.hire(rank, slot, engine, roster.head_incarnation)
             self._engines.append(engine)
             self._start([engine])
         for engine in self._staff.superfluous(roster):
             engine.terminate()
 
+    def _engine(self, slot: int, rank: int | None) -> KeptChild:
+        if self._ray is None or rank is None:
+            return self._keep(
+                _always(plan.plan_engine(self._options, self._places, slot=slot, rank=rank)), self._served_s
+            )
+
+        def spec() -> ChildSpec:
+            head = plan.join_host_port(self._options.head_address, self.head_port)
+            return plan.plan_engine(self._options, self._places, slot=slot, rank=rank, head=head)
+
+        engine = self._keep(spec, self._served_s, self._ray.starter(rank, self._screen.say))
+        self._on_gone[engine] = partial(self._ray.release, rank)
+        return engine
+
     def _let_go(self, child: KeptChild, *, failed: bool) -> None:
+        if (on_gone := self._on_gone.pop(child, None)) is not None:
+            on_gone()
         self._staff.ended(child, failed=failed)
         if child in self._engines and not failed:
             self._engines.remove(child)

@@ -113,7 +113,9 @@ class Cluster:
 def reason_of(error: BaseException) -> str:
     """Ray's own words about an actor's end, in one line."""
     text = _one_line(getattr(error, "error_msg", "") or str(error))
-    found = re.search(r"(?:The actor died because|The actor died unexpectedly|The actor is dead because|Worker).*", text)
+    found = re.search(
+        r"(?:The actor died because|The actor died unexpectedly|The actor is dead because|Worker).*", text
+    )
     words = found[0] if found else text
     return words if len(words) <= 400 else f"{words[:400]}…"
 

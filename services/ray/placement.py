@@ -81,7 +81,8 @@ def _strict(size: int, per_node: int, need: Need, nodes: Sequence[RayNode]) -> l
             "fewer ranks, fewer --num-threads, or add nodes"
         )
     return [
-        Group(tuple(range(index * per_node, (index + 1) * per_node)), able[index].node_id) for index in range(num_groups)
+        Group(tuple(range(index * per_node, (index + 1) * per_node)), able[index].node_id)
+        for index in range(num_groups)
     ]
 
 

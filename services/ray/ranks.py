@@ -35,8 +35,10 @@ class RayRanks:
     Making it raises RayBackendError: no Ray, no cluster, or one with too little room.
     """
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, own_variables: frozenset[str]) -> None:
         self._options = options
+        # They mean something else to an engine than to whoever set them on its node.
+        self._own_variables = own_variables
         self._strategy = options.ray_placement or placement.FILL
         self._cluster = Cluster(options.ray_address)
         try:
@@ -88,7 +90,7 @@ class RayRanks:
                 lambda: self._hire(rank),
                 self._cluster.dismiss,
                 self._node,
-                self._options_variables,
+                self._own_variables,
                 on_line=on_line,
                 on_error=lambda message: on_line(self._error_line(name, message)),
                 on_waiting=lambda: say(self._waiting_text(name), level="WARNING"),
@@ -96,10 +98,6 @@ class RayRanks:
             )
 
         return start
-
-    def for_variables(self, own_variables: frozenset[str]) -> None:
-        """Names of variables that mean something else to an engine than to whoever set them on its node."""
-        self._options_variables = own_variables
 
     def release(self, rank: int) -> None:
         """The rank is gone for good; its place is free for others."""
