@@ -106,7 +106,7 @@ DATA_PARALLEL_RPC_PORT = Flag(
     DEFAULT_RPC_PORT, short="-dpp",
 )  # fmt: skip
 DATA_PARALLEL_BACKEND = Flag(
-    "--data-parallel-backend", PARALLEL, "What runs the ranks: mp, processes of this node; ray, actors of a Ray cluster.",
+    "--data-parallel-backend", PARALLEL, "What runs the ranks: mp, processes of this node; ray, actors of Ray.",
     values.one_of("mp", "ray"), "mp", short="-dpb", metavar="KIND",
 )  # fmt: skip
 RAY_ADDRESS = Flag(
