@@ -75,11 +75,17 @@ class KeptChild:
         self._child: RunningChild | None = None
         self._stopping = asyncio.Event()
         self._died_early = True
+        self._hung_s = 0.0  # at the end of the present process's life
 
     @property
     def process(self) -> tuple[str, int] | None:
         """Host id and pid."""
         return self._child.process if self._child is not None else None
+
+    @property
+    def pid(self) -> int | None:
+        """On its own node."""
+        return self.process[1] if self.process is not None else None
 
     async def keep(self) -> Gone:
         """Ends when the child is not started again: it was told to stop, was done, or failed for good."""
@@ -120,20 +126,15 @@ class KeptChild:
         if self._child is not None:
             await self._child.stop(grace_s)
 
-    def terminate(self) -> None:
-        """SIGTERM, and no restart."""
-        self._stopping.set()
-        if self._child is not None:
-            self._child.terminate()
-
     def kill(self) -> None:
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
 
-    def restart(self) -> None:
-        """Ends a child that hangs; it is started again as one that died."""
+    def restart(self, *, hung_s: float = 0.0) -> None:
+        """Ends a child that hangs, since so many seconds; it is started again as one that died."""
         if self._child is not None:
+            self._hung_s = hung_s
             self._child.kill()
 
     async def _run_once(self, spec: ChildSpec, reason: Reason) -> int:
@@ -148,11 +149,12 @@ class KeptChild:
             self._died_early = True
             return 1
         started = time.monotonic()
+        self._hung_s = 0.0
         if self._stopping.is_set():  # told to stop while the process was being made
             self._child.terminate()
         try:
             code = await self._child.wait()
-            worked_s = time.monotonic() - started
+            worked_s = time.monotonic() - started - self._hung_s
             if self._worked_s is not None:
                 worked_s = 0.0 if child.process is None else self._worked_s(child.process)
             self._died_early = worked_s < WELL_AFTER_S

@@ -13,6 +13,7 @@ from muster import v1 as wire
 
 from services.launcher import plan
 from services.launcher.child import Child
+from services.launcher.hang_watch import WatchedChild
 from services.launcher.kept_child import Gone, KeptChild, Start
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
@@ -41,14 +42,16 @@ class Node:
         served_s: Callable[[tuple[str, int]], float],
         ray: RayRanks | None = None,
     ) -> None:
-        """`served_s` says for how many seconds an engine's process has served. `ray` runs the engines if it is given."""
+        """`served_s` says for how many seconds an engine's process has served. `ray` runs the engines, if given."""
         self._options = options
         self._places = places
         self._screen = screen
         self._was_ready = was_ready
         self._ray = ray
         self.head_port = options.data_parallel_rpc_port
-        self.given_up: list[str] = []  # why, of each child that others serve on without
+        self._wanted_size: int | None = None  # for the next head
+        self._given_up: dict[KeptChild, str] = {}  # why, of each child that others serve on without
+        self._dismissals: dict[KeptChild, asyncio.Task[None]] = {}
 
         self._on_gone: dict[KeptChild, Callable[[], None]] = {}
 
@@ -88,29 +91,52 @@ class Node:
         """Why everything must stop: a child that nothing goes on without, or None when all children are done."""
         while True:
             task = await self._ended.get()
-            gone = task.result()
-            self._let_go(self._tasks[task], failed=gone.failure is not None)
+            gone, child = task.result(), self._tasks[task]
             if gone.failure is not None:
-                if gone.is_hopeless_for_all or not self._can_do_without(self._tasks[task]):
+                if gone.is_hopeless_for_all or not self._can_do_without(child):
                     return gone.failure
-                self.given_up.append(gone.failure)
+                self._given_up[child] = gone.failure
                 self._screen.say(
                     f"given up, the others serve on (--on-given-up serve): {gone.failure}; end this node and start it "
                     "again once the cause is gone",
                     level="ERROR",
                 )
+            self._let_go(child, failed=gone.failure is not None)
             if all(each.done() for each in self._tasks):
-                return self.given_up[0] if self.given_up else None
+                return next(iter(self._given_up.values()), None)
+
+    @property
+    def given_up(self) -> list[str]:
+        """Why, of each child that is missed and that the others serve on without."""
+        return list(self._given_up.values())
+
+    @property
+    def num_engines(self) -> int:
+        """Those that are to run here."""
+        return len(self._engines)
 
     @property
     def engine_processes(self) -> set[tuple[str, int]]:
         """Host id and pid of each: with Ray they are on several hosts."""
         return {engine.process for engine in self._engines if engine.process is not None}
 
+    def watched(self) -> list[WatchedChild]:
+        """Head and gateways, with where each answers health checks."""
+        found = [WatchedChild("head", head, f"unix:{self._places.head_socket}") for head in self._head]
+        several = len(self._gateways) > 1
+        for index, gateway in enumerate(self._gateways):
+            name = f"gateway {index}" if several else "gateway"
+            found.append(WatchedChild(name, gateway, f"unix:{self._places.gateway_socket(index)}"))
+        return found
+
     def restart_engine(self, process: tuple[str, int]) -> None:
         for engine in self._engines:
             if engine.process == process:
                 engine.restart()
+
+    def note_size(self, roster: wire.Roster) -> None:
+        """What the head was asked for last, which its successor has to know."""
+        self._wanted_size = roster.wanted_size or None
 
     def follow_size(self, roster: wire.Roster) -> None:
         """Starts engines for ranks that the head wants and nobody has, and ends those of ranks that were given up."""
@@ -122,11 +148,19 @@ class Node:
             if slot is None:
                 continue  # one that leaves still has its place
             engine = self._engine(slot, rank)
-            self._staff.hire(rank, slot, engine, roster.head_incarnation)
+            self._staff.hire(rank, slot, engine)
             self._engines.append(engine)
             self._start([engine])
         for engine in self._staff.superfluous(roster):
-            engine.terminate()
+            self._dismiss(engine)
+
+    def _dismiss(self, engine: KeptChild) -> None:
+        """Also one that hangs: its place may be needed."""
+        if self._given_up.pop(engine, None) is not None:
+            self._engines.remove(engine)  # it has ended already, and nobody misses it any more
+        elif engine not in self._dismissals:
+            stopping = engine.stop(self._options.shutdown_timeout + GOODBYE_S)
+            self._dismissals[engine] = asyncio.create_task(stopping)
 
     def _engine(self, slot: int, rank: int | None) -> KeptChild:
         if self._ray is None or rank is None:
@@ -143,6 +177,7 @@ class Node:
         return engine
 
     def _let_go(self, child: KeptChild, *, failed: bool) -> None:
+        self._dismissals.pop(child, None)
         if (on_gone := self._on_gone.pop(child, None)) is not None:
             on_gone()
         self._staff.ended(child, failed=failed)
@@ -157,8 +192,8 @@ class Node:
         await _stop_all(self._gateways, drain_s + GOODBYE_S)
         await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)
         await _stop_all(self._head, GOODBYE_S)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if waiting := [*self._tasks, *self._dismissals.values()]:
+            await asyncio.wait(waiting)
 
     def kill(self) -> None:
         for child in (*self._gateways, *self._engines, *self._head):
@@ -180,7 +215,7 @@ class Node:
             self._tasks[task] = child
 
     def _head_spec(self) -> ChildSpec:
-        return plan.plan_head(self._options, self._places, port=self.head_port)
+        return plan.plan_head(self._options, self._places, port=self.head_port, wanted_size=self._wanted_size)
 
 
 async def _stop_all(children: Sequence[KeptChild], grace_s: float) -> None:

@@ -42,6 +42,7 @@ class ServeOptions:
     ray_address: str | None
     ray_placement: str | None
     enable_expert_parallel: bool
+    shrink_expert_group_after: float | None
     headless: bool
     deployment_id: str
     engine_host: str | None

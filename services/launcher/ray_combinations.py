@@ -30,8 +30,9 @@ def check_ray(options: ServeOptions) -> None:
         )
     if options.enable_expert_parallel and options.security.serves_tls:
         raise FlagCombinationError(
-            f"--enable-expert-parallel with --tls-cert {options.tls_cert} and {_BACKEND}: ranks exchange tokens through "
-            "torch.distributed, which cannot encrypt them, over whatever nodes Ray gives them; leave one of them out"
+            f"--enable-expert-parallel with --tls-cert {options.tls_cert} and {_BACKEND}: ranks exchange tokens "
+            "through torch.distributed, which cannot encrypt them, over whatever nodes Ray gives "
+            "them; leave one of them out"
         )
 
 
@@ -92,6 +93,7 @@ def _check_placement(options: ServeOptions) -> None:
         )
     if per_node == 0 or size % per_node:
         raise FlagCombinationError(
-            f"--data-parallel-size-local {per_node} with --ray-placement strict: the {size} ranks (--data-parallel-size) "
-            f"are to be in equal numbers on each node; give a divisor of {size}, or --ray-placement fill or span"
+            f"--data-parallel-size-local {per_node} with --ray-placement strict: the {size} ranks "
+            f"(--data-parallel-size) are to be in equal numbers on each node; give "
+            f"a divisor of {size}, or --ray-placement fill or span"
         )
