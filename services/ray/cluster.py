@@ -12,7 +12,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is import
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -23,6 +23,7 @@ from services.ray.resources import Need, RayNode, distinct_names
 __all__ = ["ActorUnavailableError", "Cluster", "RayActorError", "RayError", "reason_of"]
 
 _NUM_METHODS = 4  # of an actor's, at one time: one waits for news
+_MAX_REASON = 400  # characters
 
 
 class Cluster:
@@ -111,13 +112,16 @@ class Cluster:
 
 
 def reason_of(error: BaseException) -> str:
-    """Ray's own words about an actor's end, in one line."""
+    """Ray's own words about an actor's end, in one line; of an error in one of its methods, the error itself."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        return f"{type(cause).__name__}: {_one_line(str(cause))}"[:_MAX_REASON]
     text = _one_line(getattr(error, "error_msg", "") or str(error))
     found = re.search(
         r"(?:The actor died because|The actor died unexpectedly|The actor is dead because|Worker).*", text
     )
     words = found[0] if found else text
-    return words if len(words) <= 400 else f"{words[:400]}…"
+    return words if len(words) <= _MAX_REASON else f"{words[:_MAX_REASON]}…"
 
 
 def _node(node: dict[str, Any], name: str, free: dict[str, float], *, is_here: bool) -> RayNode:

@@ -7,7 +7,7 @@ import importlib
 import os
 import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -43,6 +43,9 @@ class News:
 class EngineActor:
     """Its methods run in threads of Ray's; the process belongs to an event loop in a thread of its own.
 
+    No method may be a coroutine: Ray would run all of them on a loop of its own then, where the first that waits for
+    news keeps the others waiting.
+
     The kernel ends the engine with the thread that started it, hence with the actor (services/launcher/parent_death).
     """
 
@@ -63,7 +66,7 @@ class EngineActor:
         """Starts the engine once and returns its pid. Raises OSError."""
         environment = child_environment(spec, os.environ, own_variables=own_variables)
         self._child = self._on_loop(Child.start(spec, environment, self._note))
-        asyncio.run_coroutine_threadsafe(self._wait(self._child), self._loop)
+        asyncio.run_coroutine_threadsafe(_tell_end(self._child, self._note_end), self._loop)
         return self._child.pid
 
     def news(self, after: int, wait_s: float) -> News:
@@ -86,11 +89,14 @@ class EngineActor:
             self._num_lines += 1
             self._changed.notify_all()
 
-    async def _wait(self, child: Child) -> None:
-        code = await child.wait()
+    def _note_end(self, code: int) -> None:
         with self._changed:
             self._exit_code = code
             self._changed.notify_all()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _tell_end(child: Child, tell: Callable[[int], None]) -> None:
+    tell(await child.wait())
