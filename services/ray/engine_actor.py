@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -50,6 +51,9 @@ class EngineActor:
     """
 
     def __init__(self) -> None:
+        if sys.version_info < (3, 14):
+            # Ray sets uvloop's policy in its workers, which has no watcher for the processes of asyncio's own loop.
+            asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         self._loop = asyncio.SelectorEventLoop()
         threading.Thread(target=self._loop.run_forever, name="engine-process", daemon=True).start()
         self._child: Child | None = None
