@@ -4,7 +4,7 @@
         nodes.start("one")
         two = nodes.start("two")
         ...
-        two.kill()
+        two.raylet.kill()
 
 Needs the extra `ray`; `unavailable` says whether it is there.
 """
@@ -12,6 +12,7 @@ Needs the extra `ray`; `unavailable` says whether it is there.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -31,6 +33,17 @@ _START_S = 60.0
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 # What Ray tries to have, and what would be a part of the machine's memory without being said.
 _OBJECT_STORE_BYTES = 80_000_000
+
+_LIST_RESERVED = """
+import json, sys
+import ray
+from ray.util.placement_group import placement_group_table
+ray.init(address=sys.argv[1], log_to_driver=False)
+groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+actors = [actor["ActorClassName"] for actor in ray._private.state.actors().values() if actor["State"] != "DEAD"]
+used = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0.0)
+print(json.dumps([*groups, *actors, *([f"{used:g} CPUs"] if used else [])]))
+"""
 
 
 def unavailable() -> str | None:
@@ -67,19 +80,14 @@ class RayNode:
             assert time.monotonic() < deadline, f"no Ray within {_START_S:g} s:\n{self._log.read_text()}"
             time.sleep(0.05)
 
-    def kill(self) -> None:
-        """SIGKILL for the raylet and its agents at one time, as when the machine loses its power.
+    @property
+    def raylet(self) -> psutil.Process:
+        """What manages the node. Without it `ray start` ends, and with both everything on the node."""
+        (found,) = [process for process in self.processes() if _title(process).split(" ")[0].endswith("/raylet")]
+        return found
 
-        Workers, and with them the engines of actors, end by themselves: they miss their raylet.
-        """
-        processes = self.processes()
-        for process in processes:
-            if not _is_worker(process):
-                _kill(process)
-        _, alive = psutil.wait_procs(processes, timeout=30)
-        for process in alive:
-            _kill(process)
-        self._process.wait()
+    def is_gone(self) -> bool:
+        return not self.actors() and not self.engines() and self._process.poll() is not None
 
     def close(self) -> None:
         """Everything that is left, whatever it is."""
@@ -90,11 +98,9 @@ class RayNode:
 
     def processes(self) -> list[psutil.Process]:
         """Those that live, also orphans that were seen once."""
-        try:
+        with suppress(psutil.Error):
             for process in (own := psutil.Process(self._process.pid), *own.children(recursive=True)):
                 self._seen.setdefault(process.pid, process)
-        except psutil.Error:
-            pass
         return [process for process in self._seen.values() if process.is_running()]
 
     def actors(self) -> list[psutil.Process]:
@@ -146,19 +152,10 @@ class RayNodes:
             self.address = found[1]
         return node
 
-    def leftovers(self) -> dict[str, list[str]]:
-        """What lives in the cluster: actors, and placement groups that were not removed."""
-        code = (
-            "import ray; from ray.util.placement_group import placement_group_table as table\n"
-            "from ray.util.state import list_actors\n"
-            f"ray.init(address={self.address!r}, log_to_driver=False, namespace='watcher')\n"
-            "print('GROUPS', *(g['name'] for g in table().values() if g['state'] != 'REMOVED'), sep='|')\n"
-            "print('ACTORS', *(a['Name'] or a['ActorID'] for a in ray._private.state.actors().values()"
-            " if a['State'] != 'DEAD'), sep='|')\n"
-            "print('FREE', *(sorted(ray.available_resources().items())), sep='|')\n"
-        )
+    def reserved(self) -> list[str]:
+        """What is left in the cluster of who has used it: placement groups, actors, and CPUs in use."""
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", _LIST_RESERVED, self.address],
             capture_output=True,
             text=True,
             timeout=60,
@@ -166,15 +163,13 @@ class RayNodes:
             env={**os.environ, **ENVIRONMENT},
         )
         assert done.returncode == 0, done.stderr
-        words = [line.split("|") for line in done.stdout.splitlines() if "|" in line or line in {"GROUPS", "ACTORS"}]
-        return {each[0].lower(): each[1:] for each in words}
+        found: list[str] = json.loads(done.stdout.splitlines()[-1])
+        return found
 
 
 def _kill(process: psutil.Process) -> None:
-    try:
+    with suppress(psutil.Error):
         process.kill()
-    except psutil.Error:
-        pass
 
 
 def _title(process: psutil.Process) -> str:
@@ -182,11 +177,6 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    title = _title(process)
-    return title.startswith("ray::") and "Agent" not in title or "services.cli" in title
 
 
 def _free_port(host: str) -> int:
