@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from services.launcher.plan import ChildSpec
-from services.ray.cluster import ActorUnavailableError, RayActorError, RayError, reason_of
 from services.ray.engine_actor import News, Whereabouts
+from services.ray.errors import ActorGoneError, ActorUnreachableError, ClusterError
 from services.ray.resources import RayNode
 from services.version import __version__
 
@@ -23,14 +22,27 @@ _FAILED = 1
 _KILLED = -signal.SIGKILL
 
 
+class RemoteEngine(Protocol):
+    """See services/ray/cluster, which says what its methods raise."""
+
+    async def whereabouts(self) -> Whereabouts: ...
+
+    async def start(self, spec: ChildSpec, own_variables: frozenset[str]) -> int: ...
+
+    async def news(self, after: int, wait_s: float) -> News: ...
+
+    def stop(self, grace_s: float) -> None: ...
+
+    def dismiss(self) -> None: ...
+
+
 class ActorChild:
     """Starts when it is made; `wait` tells the end. Cancels nothing by itself: the actor ends with this process."""
 
     def __init__(
         self,
         spec: ChildSpec,
-        hire: Callable[[], Any],
-        dismiss: Callable[[Any], None],
+        hire: Callable[[], RemoteEngine],
         node_of: Callable[[str], RayNode],
         own_variables: frozenset[str],
         *,
@@ -39,10 +51,12 @@ class ActorChild:
         on_waiting: Callable[[], None],
         on_placed: Callable[[RayNode], None],
     ) -> None:
-        """`hire` and `dismiss` block, and run in threads. `on_error` gets why the actor ended, when Ray knows."""
+        """`hire`, `node_of` and `on_waiting` may block: they are called in threads, and may raise ClusterError.
+
+        `on_error` gets why the actor ended, when Ray knows.
+        """
         self._spec = spec
         self._hire = hire
-        self._dismiss = dismiss
         self._node_of = node_of
         self._own_variables = own_variables
         self._on_line = on_line
@@ -50,7 +64,7 @@ class ActorChild:
         self._on_waiting = on_waiting
         self._on_placed = on_placed
         self.process: tuple[str, int] | None = None  # host id and pid, once it runs
-        self._actor: Any = None
+        self._actor: RemoteEngine | None = None
         self._killed = asyncio.Event()
         self._stop_grace_s: float | None = None
         self._life = asyncio.create_task(self._live())
@@ -74,9 +88,9 @@ class ActorChild:
 
     def _stop_in(self, grace_s: float) -> None:
         self._stop_grace_s = grace_s
-        if self.process is not None:
-            self._actor.stop.remote(grace_s)
-        elif self._stop_grace_s is not None:  # it has nothing to finish
+        if self.process is not None and self._actor is not None:
+            self._actor.stop(grace_s)
+        else:  # it has nothing to finish
             self.kill()
 
     async def _live(self) -> int:
@@ -87,40 +101,40 @@ class ActorChild:
         work.cancel()
         await asyncio.wait([work])
         if self._actor is not None:
-            with suppress(RayError, ValueError):  # the cluster may be gone, or the actor never have been
-                await asyncio.to_thread(self._dismiss, self._actor)
+            await asyncio.to_thread(self._actor.dismiss)
         return _KILLED if work.cancelled() else work.result()
 
     async def _work(self) -> int:
         try:
-            self._actor = await asyncio.to_thread(self._hire)
-            where = await self._placed()
+            self._actor = actor = await asyncio.to_thread(self._hire)
+            where = await self._placed(actor)
             node = await asyncio.to_thread(self._node_of, where.node_id)
             if where.version != __version__:
                 self._on_error(f"node {node.name} has Muster {where.version}, this node {__version__}")
             self._on_placed(node)
-            pid = await self._actor.start.remote(self._at(node), self._own_variables)
+            pid = await actor.start(self._at(node), self._own_variables)
             self.process = (where.host_id, pid)
             if self._stop_grace_s is not None:
-                self._actor.stop.remote(self._stop_grace_s)
-            return await self._follow()
-        except RayActorError as error:
-            self._on_error(f"its Ray actor is gone: {reason_of(error)}")
-            # An actor that never came because Muster is not there will not come next time either.
-            return _FAILED if "failed to import" in str(error) or "ModuleNotFoundError" in str(error) else _KILLED
-        except (RayError, OSError) as error:
-            self._on_error(f"Ray could not run it: {reason_of(error)}")
-            return _FAILED if isinstance(error, OSError) else _KILLED
+                actor.stop(self._stop_grace_s)
+            return await self._follow(actor)
+        except ActorGoneError as error:
+            self._on_error(f"its Ray actor is gone: {error}")
+            return _KILLED if error.can_come_again else _FAILED
+        except ClusterError as error:
+            self._on_error(f"Ray could not run it: {error}")
+            return _KILLED
+        except OSError as error:
+            self._on_error(f"it could not be started on its Ray node: {error}")
+            return _FAILED
 
-    async def _placed(self) -> Whereabouts:
-        asking = asyncio.ensure_future(_result(self._actor.whereabouts.remote()))
+    async def _placed(self, actor: RemoteEngine) -> Whereabouts:
+        asking = asyncio.create_task(actor.whereabouts())
         try:
             pause_s = _FIRST_WORD_S
             while not (await asyncio.wait([asking], timeout=pause_s))[0]:
                 await asyncio.to_thread(self._on_waiting)
                 pause_s = _NEXT_WORDS_S
-            found: Whereabouts = asking.result()
-            return found
+            return asking.result()
         finally:
             asking.cancel()
 
@@ -128,12 +142,12 @@ class ActorChild:
         where = ("--host", node.address, "--node-name", node.name)
         return replace(self._spec, arguments=(*self._spec.arguments, *where))
 
-    async def _follow(self) -> int:
+    async def _follow(self, actor: RemoteEngine) -> int:
         num_lines = 0
         while True:
             try:
-                news: News = await self._actor.news.remote(num_lines, _NEWS_S)
-            except ActorUnavailableError:  # its connection broke; whether it is dead Ray says later
+                news = await actor.news(num_lines, _NEWS_S)
+            except ActorUnreachableError:  # its connection broke; whether it is dead Ray says later
                 await asyncio.sleep(_RETRY_S)
                 continue
             for line in news.lines:
@@ -141,7 +155,3 @@ class ActorChild:
             num_lines = news.first + len(news.lines)
             if news.exit_code is not None:
                 return news.exit_code
-
-
-async def _result(reference: Any) -> Any:
-    return await reference

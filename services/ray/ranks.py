@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,8 @@ from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, ThreadShare
 from services.ray import placement
 from services.ray.actor_child import ActorChild
-from services.ray.cluster import Cluster
+from services.ray.cluster import Cluster, RemoteEngine
+from services.ray.errors import ClusterError
 from services.ray.installed import RayBackendError
 from services.ray.resources import Need, RayNode, free_text
 from services.rpc.listening import is_loopback
@@ -88,7 +90,6 @@ class RayRanks:
             return ActorChild(
                 spec,
                 lambda: self._hire(rank),
-                self._cluster.dismiss,
                 self._node,
                 self._own_variables,
                 on_line=on_line,
@@ -103,8 +104,9 @@ class RayRanks:
         """The rank is gone for good; its place is free for others."""
         first, place = self._place_of(rank)
         if place is not None and place.num_ranks == 1:
-            self._cluster.release(place.group)
             del self._places[first]
+            with suppress(ClusterError):  # with the cluster, the place has gone as well
+                self._cluster.release(place.group)
 
     def _plan(self, nodes: list[RayNode]) -> tuple[Need, list[placement.Group]]:
         options, size = self._options, self._options.data_parallel_size
@@ -129,7 +131,7 @@ class RayRanks:
                 f"reach the head there; leave it out for {self.node_address}, this node's address in the Ray cluster"
             )
 
-    def _hire(self, rank: int) -> Any:
+    def _hire(self, rank: int) -> RemoteEngine:
         first, place = self._place_of(rank)
         if place is None or (place.num_ranks == 1 and not self._cluster.is_placed(place.group)):
             if place is not None:
