@@ -11,6 +11,7 @@ import pytest
 
 from services.launcher.plan import ChildSpec
 from services.ray.engine_actor import EngineActor, News
+from tests.support.waiting import wait_until
 
 
 class Python(ChildSpec):
@@ -26,6 +27,8 @@ def actor() -> Iterator[EngineActor]:
     if actor._child is not None:
         actor._on_loop(actor._child.stop(0.0))
     actor._loop.call_soon_threadsafe(actor._loop.stop)
+    wait_until(lambda: not actor._loop.is_running(), "the end of the actor's loop")
+    actor._loop.close()
 
 
 def all_news(actor: EngineActor) -> News:

@@ -70,9 +70,7 @@ def test_nothing_is_to_be_lowered_to_none() -> None:
 
 
 def test_strict_says_how_many_nodes_have_the_room() -> None:
-    with pytest.raises(
-        NoRoomError, match=r"needs 3 nodes with room for 2 ranks of 1 CPU each, and there is none|are 2"
-    ):
+    with pytest.raises(NoRoomError, match=r"needs 3 nodes with room for 2 ranks of 1 CPU each, and there are 2"):
         plan("strict", 6, 2, ONE, NODES)
     with pytest.raises(NoRoomError, match=r"needs a node with room for 5 ranks of 1 CPU each, and there is none"):
         plan("strict", 5, None, ONE, NODES)
