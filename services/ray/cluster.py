@@ -172,10 +172,8 @@ def _translated() -> Iterator[None]:
 def _reason_of(error: RayError) -> str:
     """Ray's own words about an actor's end, in one line."""
     text = _one_line(getattr(error, "error_msg", "") or str(error))
-    found = re.search(
-        r"(?:The actor died because|The actor died unexpectedly|The actor is dead because|Worker).*", text
-    )
-    words = found[0] if found else text
+    begins = ("The actor died because", "The actor is dead because", "The actor died unexpectedly", "Worker")
+    words = next((text[text.index(begin) :] for begin in begins if begin in text), text)
     return words if len(words) <= _MAX_REASON else f"{words[:_MAX_REASON]}…"
 
 

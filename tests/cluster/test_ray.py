@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from tests.cluster.conftest import FLAGS
 from tests.support import ray_nodes
 from tests.support.cluster import Cluster
 from tests.support.ray_nodes import RayNodes
+from tests.support.waiting import wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -79,6 +82,59 @@ def test_actors_and_nodes_die_under_load_and_no_answer_fails(tiny_model: Path, n
     print(load.summary)
     assert nodes.reserved() == []
     assert [node.engines() + node.actors() for node in (one, back, spare)] == [[], [], []]
+
+
+def test_ctrl_c_ends_everything_while_a_rank_waits_for_a_place(tiny_model: Path, nodes: RayNodes) -> None:
+    one, two = nodes.start("one"), nodes.start("two")
+    with serve(tiny_model, nodes, "-dp", "2") as cluster:
+        cluster.wait_until_ready(START_S)
+        two.raylet.kill()
+        cluster.wait_for_output(r"engine 1 waits for 1 CPU", START_S)
+        assert cluster.stop(signal.SIGINT, START_S) == 0
+    assert (nodes.reserved(), one.engines(), two.engines()) == ([], [], [])
+
+
+def test_a_killed_launcher_leaves_nothing_in_the_cluster(tiny_model: Path, nodes: RayNodes) -> None:
+    one, two = nodes.start("one"), nodes.start("two")
+    with serve(tiny_model, nodes, "-dp", "2") as cluster:
+        cluster.wait_until_ready(START_S)
+        cluster.send(signal.SIGKILL)
+        cluster.wait()
+        wait_until(lambda: not one.engines() and not two.engines(), "the end of both engines", START_S)
+        wait_until(lambda: nodes.reserved() == [], "nothing left in the cluster", START_S)
+
+
+def test_too_few_resources_say_what_is_there(tiny_model: Path, nodes: RayNodes) -> None:
+    nodes.start("one")
+    with serve(tiny_model, nodes, "-dp", "2") as cluster:
+        cluster.wait_for_end(START_S)
+        assert cluster.output.startswith(
+            "muster serve: --data-parallel-size 2 with --ray-placement fill: each rank needs"
+        )
+        assert "1 of 2 fit. Free on the Ray cluster: one (127.0.0.2, this node): 1 of 1 CPU, no GPU" in cluster.output
+    assert nodes.reserved() == []
+
+
+def test_ranks_come_to_free_nodes_and_go(tiny_model: Path, nodes: RayNodes) -> None:
+    one = nodes.start("one")
+    with serve(tiny_model, nodes, "-dp", "1", "--max-data-parallel-size", "2") as cluster:
+        cluster.wait_until_ready(START_S)
+        two = nodes.start("two")
+        scale(cluster, 2)
+        assert [len(node.engines()) for node in (one, two)] == [1, 1]
+        scale(cluster, 1)
+        wait_until(lambda: not two.engines() and not two.actors(), "the end of rank 1", START_S)
+        wait_until(
+            lambda: nodes.reserved() == ["muster default rank 0", "EngineActor", "1 CPUs"], "one place free", START_S
+        )
+        assert cluster.stop(signal.SIGINT, START_S) == 0
+    assert nodes.reserved() == []
+
+
+def scale(cluster: Cluster, size: int) -> None:
+    command = [sys.executable, "-m", "services.cli", "scale", str(size), "--head-target", cluster.head_target]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_S, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{cluster.output}"
 
 
 class SdkLoad:
