@@ -114,7 +114,7 @@ class Cluster:
         # Engines' lines come over our own calls, with the names the launcher gives them; and what Ray prints of its
         # raylets, dozens of lines in colours of its own, would be in the midst of ours. It stays in Ray's log files.
         ray._private.worker._worker_logs_enabled = False
-        ray.init(log_to_driver=False, logging_level=logging.WARNING, namespace="muster", **where)
+        ray.init(log_to_driver=False, logging_level=logging.WARNING, **where)
 
 
 class RemoteEngine:

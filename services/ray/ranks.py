@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class RayRanks:
             self._cluster.__exit__(None, None, None)
             raise
         self._places: dict[int, _Place] = {}  # by the first rank of a group
+        self._reserving = threading.Lock()
         self._nodes = {node.node_id: node for node in nodes}
 
     def __enter__(self) -> RayRanks:
@@ -94,7 +96,7 @@ class RayRanks:
                 self._own_variables,
                 on_line=on_line,
                 on_error=lambda message: on_line(self._error_line(name, message)),
-                on_waiting=lambda: say(self._waiting_text(name), level="WARNING"),
+                on_waiting=lambda: self._say_waiting(rank, say),
                 on_placed=lambda node: self._note_place(rank, node, say),
             )
 
@@ -132,11 +134,12 @@ class RayRanks:
             )
 
     def _hire(self, rank: int) -> RemoteEngine:
-        first, place = self._place_of(rank)
-        if place is None or (place.num_ranks == 1 and not self._cluster.is_placed(place.group)):
-            if place is not None:
-                self._cluster.release(place.group)
-            place = self._places[first] = self._reserve(first)
+        with self._reserving:  # by one thread at a time: ranks that stay together want one place
+            first, place = self._place_of(rank)
+            if place is None or (place.num_ranks == 1 and not self._cluster.is_placed(place.group)):
+                if place is not None:
+                    self._cluster.release(place.group)
+                place = self._places[first] = self._reserve(first)
         return self._cluster.hire(place.group, rank - first, self.need)
 
     def _place_of(self, rank: int) -> tuple[int, _Place | None]:
@@ -169,10 +172,13 @@ class RayRanks:
             place.node_id = node.node_id
         say(f"engine {rank} runs on Ray node {node.name} ({node.address})")
 
-    def _waiting_text(self, name: str) -> str:
-        return (
-            f"{name} waits for {self.need} on one node of the Ray cluster; free are {free_text(self._cluster.nodes())}"
-        )
+    def _say_waiting(self, rank: int, say: Say) -> None:
+        _, place = self._place_of(rank)
+        if place is not None and self._cluster.is_placed(place.group):
+            say(f"engine {rank} has its place on the Ray cluster; its actor's process has not answered yet")
+            return
+        free = free_text(self._cluster.nodes())
+        say(f"engine {rank} waits for {self.need} on one node of the Ray cluster; free are {free}", level="WARNING")
 
     def _error_line(self, name: str, message: str) -> str:
         formatter = JsonFormatter(name) if self._options.log_format == "json" else TextFormatter()
