@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from services.launcher.plan import ChildSpec
 from services.ray.engine_actor import EngineActor, News, Whereabouts
 from services.ray.errors import ActorGoneError, ActorUnreachableError, ClusterError
+from services.ray.address import check_address, not_joined_text
 from services.ray.installed import RayBackendError
 from services.ray.resources import Need, RayNode, distinct_names
 
@@ -37,6 +38,9 @@ class Cluster:
         Raises RayBackendError.
         """
         given = address or os.environ.get("RAY_ADDRESS") or None
+        where = "--ray-address" if address else "RAY_ADDRESS"
+        if given is not None:
+            check_address(given, where)
         self.is_ours = False
         try:
             try:
@@ -47,10 +51,8 @@ class Cluster:
                 self._init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
                 self.is_ours = True
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            where = "--ray-address" if address else "RAY_ADDRESS"
             raise RayBackendError(
-                f"{where} {given}: no Ray cluster can be joined there: {_one_line(str(error))}; `ray status` on this "
-                "node says whether it is part of one, `ray start --address HEAD:6379` makes it one"
+                not_joined_text(given, where, _one_line(str(error)))
                 if given
                 else f"--data-parallel-backend ray: no Ray could be started here: {_one_line(str(error))}"
             ) from None

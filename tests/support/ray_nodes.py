@@ -28,9 +28,14 @@ from types import TracebackType
 
 import psutil
 
-_START_S = 60.0
+_START_S = 150.0
 # Whoever joins this cluster has to show the token, and no token of the user's is looked for or written.
-ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}
 # What Ray tries to have, and what would be a part of the machine's memory without being said.
 _OBJECT_STORE_BYTES = 80_000_000
 
