@@ -19,9 +19,9 @@ from ray.util.placement_group import placement_group, placement_group_table, rem
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.launcher.plan import ChildSpec
+from services.ray.address import check_address, not_joined_text
 from services.ray.engine_actor import EngineActor, News, Whereabouts
 from services.ray.errors import ActorGoneError, ActorUnreachableError, ClusterError
-from services.ray.address import check_address, not_joined_text
 from services.ray.installed import RayBackendError
 from services.ray.resources import Need, RayNode, distinct_names
 
