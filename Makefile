@@ -37,6 +37,11 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml .ci/constraints.txt
 	@$(KERNELS)
 	@touch $@ $(VENV)/.serve
 
+# Ray, as long as the rest together, only where its tests run.
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP) install -c .ci/constraints.txt -e '.[cpu,dev,ray]'
+	@touch $@
+
 serve: $(VENV)/.serve ## Install what is needed, fetch the default model and serve it on two ranks
 	@exec $(BIN)/muster serve $(ARGS)
 
@@ -46,14 +51,14 @@ test: $(VENV)/.dev ## Run all tests
 
 # What takes too long, or too many packages, for every change; as root the examples install theirs. promtool comes with
 # Debian's package prometheus.
-nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version of
+nightly: $(VENV)/.dev $(VENV)/.ray ## Run what `make test` leaves out or has a short version of
 	@$(BIN)/muster fetch >/dev/null
 	examples/build go cpp java ruby
 	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(PYTEST) tests/examples
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.structured
 	MUSTER_NIGHTLY=1 $(PYTEST) tests/cluster/test_client.py tests/cluster/test_kubernetes.py tests/cluster/test_hung.py \
-		tests/cluster/test_expert_parallel.py
+		tests/cluster/test_expert_parallel.py tests/cluster/test_ray.py
 	$(BIN)/python -m tests.waves.explore_more
 	$(BIN)/python -m benchmarks.silence --minutes 60
 	promtool check rules deploy/prometheus/alerts.yml

@@ -53,6 +53,7 @@ ONLY_HOME = {
     "starlette": "gateway",
     "uvicorn": "gateway",
     "smg_grpc_proto": "gateway/smg",
+    "ray": "services/ray",
 }
 
 
@@ -118,7 +119,8 @@ def test_control_processes_load_no_torch(module: str) -> None:
     """Catches indirect imports: a control process starts at once and holds no CUDA context."""
     code = (
         f"import sys, {module}\n"
-        "heavy = sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'engine', 'numpy', 'llguidance'})\n"
+        "heavy = {'torch', 'engine', 'numpy', 'llguidance', 'ray'}\n"
+        "heavy = sorted({name.split('.')[0] for name in sys.modules} & heavy)\n"
         "sys.exit(f'loads {heavy}' if heavy else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -106,6 +106,19 @@ DATA_PARALLEL_RPC_PORT = Flag(
     "--data-parallel-rpc-port", PARALLEL, "Port of the head; 0 takes a free one and says which.", values.port,
     DEFAULT_RPC_PORT, short="-dpp",
 )  # fmt: skip
+DATA_PARALLEL_BACKEND = Flag(
+    "--data-parallel-backend", PARALLEL, "What runs the ranks: mp, processes of this node; ray, actors of Ray.",
+    values.one_of("mp", "ray"), "mp", short="-dpb", metavar="KIND",
+)  # fmt: skip
+RAY_ADDRESS = Flag(
+    "--ray-address", PARALLEL, "Ray cluster that this node is part of.", values.text, metavar="HOST:PORT",
+    shown_default="$RAY_ADDRESS, else the one that runs here, else one is started here",
+)  # fmt: skip
+RAY_PLACEMENT = Flag(
+    "--ray-placement", PARALLEL, "Which Ray nodes get the ranks: fill this one first; span all evenly; strict, "
+    "exactly --data-parallel-size-local on each.", values.one_of("strict", "fill", "span"), metavar="STRATEGY",
+    shown_default="fill",
+)  # fmt: skip
 ENABLE_EXPERT_PARALLEL = Flag(
     "--enable-expert-parallel", PARALLEL,
     "Spread the experts of a mixture-of-experts model over all ranks, which then step together.", None, False,
@@ -314,6 +327,8 @@ EXPECTED_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks the head
                      short="-dp", metavar="N", shown_default="whatever the head has")  # fmt: skip
 ENGINE_DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Deployment to join.", values.text, "", metavar="NAME",
                             shown_default="whatever the head runs")  # fmt: skip
+NODE_NAME = Flag("--node-name", PARALLEL, "Name of this engine's node, for people.", values.text, metavar="NAME",
+                 shown_default="the host's")  # fmt: skip
 LOCAL = Flag("--local", PARALLEL, "This engine was started by the head's launcher.", None, False)
 WANTED_SIZE = Flag("--wanted-size", PARALLEL, "Number of ranks that `muster scale` asked an earlier head for; the "
                    "launcher says it.", values.whole_number(1, values.LARGEST_SIZE), metavar="N",
@@ -349,7 +364,8 @@ SERVE = (
     DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK,
     DATA_PARALLEL_RANK, DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     ENABLE_EXPERT_PARALLEL, DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID,
-    SHRINK_EXPERT_GROUP_AFTER, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
+    SHRINK_EXPERT_GROUP_AFTER, ENGINE_HOST, ENGINE_ADVERTISE_HOST, DATA_PARALLEL_BACKEND, RAY_ADDRESS,
+    RAY_PLACEMENT,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, *FRONT,
@@ -371,7 +387,7 @@ HEAD = (
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,
     ATTENTION_BACKEND, ENFORCE_EAGER, MAX_CUDAGRAPH_CAPTURE_SIZE, GPU_MEMORY_UTILIZATION,
-    RANK, EXPECTED_SIZE, ENABLE_EXPERT_PARALLEL, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS,
+    RANK, EXPECTED_SIZE, ENABLE_EXPERT_PARALLEL, ENGINE_DEPLOYMENT_ID, LOCAL, HEADLESS, NODE_NAME,
     HEAD_TARGET, BIND_HOST, ENGINE_PORT, ADVERTISE_HOST, UNIX_PATH, HEALTH_PORT,
     MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, BLOCK_SIZE, NUM_BLOCKS, KV_CACHE_MEMORY, ENABLE_PREFIX_CACHING,
     MAX_NUM_QUEUED_REQS, NUM_THREADS, NUM_SPARE_THREADS, SHUTDOWN_TIMEOUT, HEAD_TIMEOUT, *DOORS, LOG_LEVEL,

@@ -34,11 +34,6 @@ _INSTEAD: dict[str, str] = {
         _WATCHED,
     ),
     **dict.fromkeys(
-        ("--data-parallel-backend", "-dpb"),
-        "the launcher starts processes on its node; under Ray or Kubernetes start `muster head`, `engine` and "
-        "`gateway` yourself",
-    ),
-    **dict.fromkeys(
         (
             "--all2all-backend",
             "--enable-eplb",

@@ -175,6 +175,7 @@ def engine_options(values: Mapping[str, Any], model_path: Path, model_name: str)
         served_model_names=names,
         local=values["local"],
         headless=values["headless"],
+        node_name=values["node_name"] or "",
         configuration={**configuration, **advice},
         shutdown_timeout_s=values["shutdown_timeout"],
         head_timeout_s=_head_timeout_s(values),

@@ -16,6 +16,7 @@ from services.launcher.launcher import run_launcher
 from services.launcher.options import ServeOptions
 from services.launcher.runtime_directory import RuntimeDirectoryError
 from services.models.checkpoint import ModelNotFoundError, resolve_model
+from services.ray.installed import RayBackendError, check_installed
 from services.rpc.listening import ListenError
 from services.rpc.security import SecurityError
 from services.rpc.server import check_doors
@@ -33,7 +34,7 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
         # Before the launcher listens to signals, perhaps while the model is fetched: stopped on request, as later.
         print("muster serve: stopped before anything was started", file=sys.stderr)
         return 0
-    except (DeviceAssignmentError, ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
+    except (DeviceAssignmentError, ListenError, ModelNotFoundError, RayBackendError, RuntimeDirectoryError) as error:
         print(f"muster serve: {error}", file=sys.stderr)
         return 1
 
@@ -43,11 +44,13 @@ def serve_options(namespace: argparse.Namespace, environment: Mapping[str, str])
     options = ServeOptions(model=namespace.model, **read_flags(flag_table.SERVE, namespace, environment))
     try:
         check(options)
+        if options.uses_ray:
+            check_installed()
         check_doors(options.security)
         if options.smg:
             check_smg(options.security, options.api_key)
         if not options.headless:
             options.http_front.check()
-    except (FlagCombinationError, HttpFrontError, SecurityError) as error:
+    except (FlagCombinationError, HttpFrontError, RayBackendError, SecurityError) as error:
         raise FlagValueError(str(error)) from None
     return options

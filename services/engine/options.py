@@ -27,6 +27,7 @@ class EngineOptions:
     served_model_names: tuple[str, ...] = ()
     local: bool = False  # started by the head's own launcher
     headless: bool = False
+    node_name: str = ""  # for people; empty: the host's name
     configuration: Mapping[str, str] | None = None  # settings that must be equal on all ranks
     shutdown_timeout_s: float = 30.0
     head_timeout_s: float | None = None  # without a head for so long the engine ends; None: never

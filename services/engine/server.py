@@ -180,7 +180,7 @@ class EngineProcess:
             deployment_id=options.deployment_id,
             rank=options.rank,
             data_parallel_size=options.data_parallel_size,
-            host=host_name(),
+            host=options.node_name or host_name(),
             host_id=host_id(),
             pid=os.getpid(),
             incarnation=self._state.incarnation,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from services.launcher.plan import ChildSpec
+from services.rpc.identity import host_id
 
 _READ_BYTES = 65536
 # A line longer than this is cut: a child must not be able to fill the launcher's memory.
@@ -40,6 +41,11 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def process(self) -> tuple[str, int]:
+        """Host id and pid."""
+        return host_id(), self._process.pid
 
     async def wait(self) -> int:
         """The exit code, negative for a signal, after everything the process said was forwarded."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from services.launcher.options import ServeOptions
+from services.launcher.ray_combinations import FlagCombinationError, check_ray
 from services.rpc.listening import is_loopback
 
-
-class FlagCombinationError(ValueError):
-    """Flags that contradict each other. The message names each flag, its value and the fix."""
+__all__ = ["FlagCombinationError", "check"]
 
 
 def check(options: ServeOptions) -> None:
     """Raises FlagCombinationError for the first contradiction found."""
+    check_ray(options)
     _check_scope(options)
     _check_ranks(options)
     _check_most_ranks(options)

@@ -6,12 +6,16 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from services.launcher import devices, plan
 from services.launcher.listening import HttpSockets, ReservedPort, address_towards, check_free, listen_http, listen_unix
 from services.launcher.options import ServeOptions
 from services.launcher.plan import Places
 from services.launcher.runtime_directory import RuntimeDirectory
+
+if TYPE_CHECKING:
+    from services.ray.ranks import RayRanks
 
 
 class Holdings:
@@ -20,8 +24,15 @@ class Holdings:
     Entering raises ListenError, RuntimeDirectoryError or DeviceAssignmentError, which name the flag and the fix.
     """
 
-    def __init__(self, options: ServeOptions, model_path: Path, served_model_names: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        model_path: Path,
+        served_model_names: tuple[str, ...],
+        ray: RayRanks | None = None,
+    ) -> None:
         self._options = options
+        self._ray = ray  # it has the engines' threads and GPUs
         self._model_path = model_path
         self._names = served_model_names
         self._http: HttpSockets | None = None
@@ -49,19 +60,22 @@ class Holdings:
 
     def _take(self, taking: ExitStack) -> Places:
         options = self._options
-        assignment = devices.assign(
-            options.device,
-            options.max_local_ranks,
-            find_devices=lambda: devices.find_devices(os.environ),
-            torch_has_cuda=devices.torch_is_built_for_cuda,
-        )
-        if options.quantization != "none" and assignment.ids:
-            raise devices.DeviceAssignmentError(
-                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on this "
-                f"node's GPUs ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device cpu or "
-                "leave --quantization out"
+        if self._ray is not None:
+            assignment, threads = self._ray.assignment, self._ray.threads
+        else:
+            assignment = devices.assign(
+                options.device,
+                options.max_local_ranks,
+                find_devices=lambda: devices.find_devices(os.environ),
+                torch_has_cuda=devices.torch_is_built_for_cuda,
             )
-        threads = plan.threads_per_rank(options, plan.num_usable_cores())
+            if options.quantization != "none" and assignment.ids:
+                raise devices.DeviceAssignmentError(
+                    f"--quantization {options.quantization} with --device {options.device}, which puts ranks on this "
+                    f"node's GPUs ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device "
+                    "cpu or leave --quantization out"
+                )
+            threads = plan.threads_per_rank(options, plan.num_usable_cores())
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
         host = self._engine_host()
         if options.headless:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.launcher.child import Child, exit_text
 from services.launcher.plan import ChildSpec
@@ -28,6 +29,25 @@ class Gone:
     is_hopeless_for_all: bool = False  # what ended it would end its siblings too
 
 
+class RunningChild(Protocol):
+    """What `Child.start` makes, or whatever else runs a spec."""
+
+    @property
+    def process(self) -> tuple[str, int] | None:
+        """Host id and pid, which tell processes of all nodes apart; None while it has no place yet."""
+
+    async def wait(self) -> int: ...
+
+    async def stop(self, grace_s: float) -> int: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[ChildSpec, Mapping[str, str], Callable[[str], None]], Awaitable[RunningChild]]
+
+
 class KeptChild:
     """Runs one child at a time. `make_spec` is asked before every start; the head's port, for example, is known
     only after the first one."""
@@ -39,12 +59,13 @@ class KeptChild:
         screen: Screen,
         environment_of: Callable[[ChildSpec], Mapping[str, str]],
         was_ready: Callable[[], bool],
-        worked_s: Callable[[int], float] | None = None,
+        worked_s: Callable[[tuple[str, int]], float] | None = None,
         restart_clean_exits: bool = True,
         policy: RestartPolicy | None = None,
         is_needed: bool = False,
+        start: Start = Child.start,
     ) -> None:
-        """`worked_s` says for how many seconds the process of a pid has done its work; None takes its whole life.
+        """`worked_s` says for how many seconds a process has done its work; None takes its whole life.
 
         One that `is_needed` by all others is never given up once the node was ready: they serve on meanwhile.
         """
@@ -56,7 +77,8 @@ class KeptChild:
         self._restart_clean_exits = restart_clean_exits
         self._policy = policy or RestartPolicy()
         self._is_needed = is_needed
-        self._child: Child | None = None
+        self._start = start
+        self._child: RunningChild | None = None
         self._stopping = asyncio.Event()
         self._name = ""
         self._was_killed = False  # at the stop
@@ -64,8 +86,14 @@ class KeptChild:
         self._hung_s = 0.0  # at the end of the present process's life
 
     @property
+    def process(self) -> tuple[str, int] | None:
+        """Host id and pid."""
+        return self._child.process if self._child is not None else None
+
+    @property
     def pid(self) -> int | None:
-        return self._child.pid if self._child is not None else None
+        """On its own node."""
+        return self.process[1] if self.process is not None else None
 
     async def keep(self) -> Gone:
         """Ends when the child is not started again: it was told to stop, was done, or failed for good."""
@@ -135,19 +163,20 @@ class KeptChild:
             self._screen.child_line(spec.name, line)
 
         try:
-            self._child = await Child.start(spec, self._environment_of(spec), on_line)
+            self._child = child = await self._start(spec, self._environment_of(spec), on_line)
         except OSError as error:
             reason.note(f"it could not be started: {error.strerror}")
             self._died_early = True
             return 1
-        started, pid = time.monotonic(), self._child.pid
+        started = time.monotonic()
         self._hung_s = 0.0
         if self._stopping.is_set():  # told to stop while the process was being made
             self._child.terminate()
         try:
             code = await self._child.wait()
-            lived_s = time.monotonic() - started - self._hung_s
-            worked_s = lived_s if self._worked_s is None else self._worked_s(pid)
+            worked_s = time.monotonic() - started - self._hung_s
+            if self._worked_s is not None:
+                worked_s = 0.0 if child.process is None else self._worked_s(child.process)
             self._died_early = worked_s < WELL_AFTER_S
             return code
         finally:

@@ -9,9 +9,10 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from muster import v1 as wire
 
@@ -30,8 +31,10 @@ from services.launcher.screen import Screen
 from services.launcher.serving_times import ServingTimes
 from services.line_output import LineOutput
 from services.rpc.channels import Dialer
-from services.rpc.identity import host_id
 from services.version import __version__
+
+if TYPE_CHECKING:
+    from services.ray.ranks import RayRanks
 
 _POLL_S = 0.02
 _HANG_POLL_S = 1.0
@@ -43,17 +46,32 @@ async def run_launcher(
 ) -> int:
     """Runs until a signal or a failure; returns the exit code.
 
-    Raises ListenError, RuntimeDirectoryError and DeviceAssignmentError, which name the flags, before anything is
-    started.
+    Raises ListenError, RuntimeDirectoryError, DeviceAssignmentError and RayBackendError, which name the flags, before
+    anything is started.
     """
-    with Holdings(options, model_path, served_model_names) as holdings:
-        return await Launcher(options, holdings, own_variables=own_variables).run()
+    with ExitStack() as taken:
+        ray = None
+        if options.uses_ray:
+            from services.ray.ranks import RayRanks
+
+            ray = taken.enter_context(RayRanks(options, frozenset(own_variables)))
+            options = replace(options, data_parallel_address=options.data_parallel_address or ray.node_address)
+        holdings = taken.enter_context(Holdings(options, model_path, served_model_names, ray))
+        return await Launcher(options, holdings, own_variables=own_variables, ray=ray).run()
 
 
 class Launcher:
     """One run of `muster serve`. Everything happens on the event loop's thread."""
 
-    def __init__(self, options: ServeOptions, holdings: Holdings, *, own_variables: Iterable[str]) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        holdings: Holdings,
+        *,
+        own_variables: Iterable[str],
+        ray: RayRanks | None = None,
+    ) -> None:
+        self._ray = ray
         self._options = options
         self._holdings = holdings
         self._places = holdings.places
@@ -63,7 +81,6 @@ class Launcher:
         self._serving = ServingTimes()
         self._was_ready = False
         self._roster: wire.Roster | None = None
-        self._host_id = host_id()
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._node = Node(
@@ -72,7 +89,8 @@ class Launcher:
             screen=self._screen,
             environment_of=self._environment_of,
             was_ready=lambda: self._was_ready,
-            served_s=lambda pid: self._serving.seconds(pid, time.monotonic()),
+            served_s=lambda process: self._serving.seconds(process, time.monotonic()),
+            ray=ray,
         )
         self._readiness = Readiness(
             plan.head_target(options, self._places),
@@ -107,7 +125,9 @@ class Launcher:
 
     async def _serve(self) -> str | None:
         """Starts the rest, tells the user when it serves, and follows the roster. Returns why it failed."""
-        # Nobody has to wait for the head: all of them dial it until it answers, and loading takes longest.
+        if self._ray is not None:  # engines of other nodes have to be told its port
+            self._node.head_port = await self._head_port()
+        # Nobody else has to wait for the head: all of them dial it until it answers, and loading takes longest.
         self._node.start_workers()
         # From the start on: a head can hang before it says where it listens, an engine while it loads.
         watching = asyncio.create_task(self._end_hung())
@@ -166,16 +186,16 @@ class Launcher:
         while True:
             await asyncio.sleep(_HANG_POLL_S)
             ours = [entry for entry in self._readiness.entries if self._is_ours(entry)]
-            named = {entry.pid for entry in ours if entry.state != wire.RANK_STATE_MISSING}
-            for pid in strays.hopeless(self._node.engine_pids, named, time.monotonic()):
+            named = {(entry.host_id, entry.pid) for entry in ours if entry.state != wire.RANK_STATE_MISSING}
+            for process in strays.hopeless(self._node.engine_processes, named, time.monotonic()):
                 self._screen.say(
-                    f"engine (pid {pid}) hangs: it runs, and has not come back to the head", level="WARNING"
+                    f"engine (pid {process[1]}) hangs: it runs, and has not come back to the head", level="WARNING"
                 )
-                self._node.restart_engine(pid)
+                self._node.restart_engine(process)
             self._serving.note(ours, time.monotonic())
             for entry in lost.hopeless(ours, time.monotonic()):
                 self._screen.say(f"rank {entry.rank} (pid {entry.pid}) hangs: {entry.reason}", level="WARNING")
-                self._node.restart_engine(entry.pid)
+                self._node.restart_engine((entry.host_id, entry.pid))
 
     async def _until_ready(self) -> None:
         await self._readiness.ranks_ready()
@@ -207,7 +227,7 @@ class Launcher:
             )
         self._holdings.close_http()
         drain_s = self._options.shutdown_timeout if self._was_ready and not failure else 0.0
-        stopping = asyncio.create_task(self._node.stop(drain_s=drain_s, hung_pids=self._hung_pids()))
+        stopping = asyncio.create_task(self._node.stop(drain_s=drain_s, hung=self._hung()))
         killing = asyncio.create_task(self._kill.wait())
         await asyncio.wait([stopping, killing], return_when=asyncio.FIRST_COMPLETED)
         if self._kill.is_set():
@@ -222,10 +242,10 @@ class Launcher:
             self._screen.say("stopped")
         self._ignore_signals()
 
-    def _hung_pids(self) -> set[int]:
+    def _hung(self) -> set[tuple[str, int]]:
         """Engines of ours that the head has found silent or standing still, as it told last."""
         lost = (entry for entry in self._readiness.entries if entry.state == wire.RANK_STATE_LOST)
-        return {entry.pid for entry in lost if self._is_ours(entry)}
+        return {(entry.host_id, entry.pid) for entry in lost if self._is_ours(entry)}
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -254,15 +274,18 @@ class Launcher:
 
     def _is_ours(self, entry: wire.RankEntry) -> bool:
         # Not by the host's name: machines made from one image share it, and containers share pids.
-        return entry.host_id == self._host_id and entry.pid in self._node.engine_pids
+        return (entry.host_id, entry.pid) in self._node.engine_processes
 
     def _say_where(self) -> None:
         options, places = self._options, self._places
         num_ranks, threads = options.num_local_ranks, places.threads.reserved
         gpus = places.assignment.ids if places.assignment is not None else ()
+        ranks = f"{num_ranks} of {options.data_parallel_size} ranks on this node"
+        if self._ray is not None:
+            ranks = f"{num_ranks} rank{'s' if num_ranks != 1 else ''}: {self._ray.describe()}"
         self._screen.say(
-            f"Muster {__version__}: {places.served_model_names[0]}, {num_ranks} of {options.data_parallel_size} "
-            f"ranks on this node, {threads} compute thread{'s' if threads != 1 else ''} each"
+            f"Muster {__version__}: {places.served_model_names[0]}, {ranks}, "
+            f"{threads} compute thread{'s' if threads != 1 else ''} each"
             + (f", GPUs {', '.join(gpus)}" if gpus else "")
         )
         if options.headless:
@@ -272,7 +295,7 @@ class Launcher:
         banner = self._banner()
         if not options.runs_head:
             self._screen.say(f"head: {head}; engines listen on {places.engine_host}")
-        elif options.is_joined_from_elsewhere and num_ranks:
+        elif options.is_joined_from_elsewhere and num_ranks and self._ray is None:
             self._screen.say(f"engines listen on {places.engine_host}, for gateways of other nodes")
         exposed = (
             f"; REST and gRPC on all addresses of this host (--host {options.host})" if banner.is_everywhere else ""

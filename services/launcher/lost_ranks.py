@@ -31,14 +31,16 @@ class Strays:
     def __init__(self, patience_s: float) -> None:
         """`patience_s` has to suffice for finding a new head, and for the requests of one that leaves."""
         self._patience_s = patience_s
-        self._had_rank: set[int] = set()
-        self._since: dict[int, float] = {}
+        self._had_rank: set[tuple[str, int]] = set()
+        self._since: dict[tuple[str, int], float] = {}
 
-    def hopeless(self, pids: Set[int], named: Set[int], now: float) -> list[int]:
-        """Those of `pids`, which run here, that `named`, the holders of ranks, have lacked for the whole patience; each
-        told once."""
-        self._had_rank = (self._had_rank | named) & pids
-        self._since = {pid: self._since.get(pid, now) for pid in self._had_rank - named}
-        found = [pid for pid, since in self._since.items() if now - since >= self._patience_s]
+    def hopeless(self, running: Set[tuple[str, int]], named: Set[tuple[str, int]], now: float) -> list[tuple[str, int]]:
+        """Those of `running` that `named`, the holders of ranks, have lacked for the whole patience; each told once.
+
+        A process is its host's id and its pid.
+        """
+        self._had_rank = (self._had_rank | named) & running
+        self._since = {process: self._since.get(process, now) for process in self._had_rank - named}
+        found = [process for process, since in self._since.items() if now - since >= self._patience_s]
         self._had_rank.difference_update(found)
         return found

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain, repeat
+from typing import TYPE_CHECKING
 
 from muster import v1 as wire
 
 from services.launcher import plan
+from services.launcher.child import Child
 from services.launcher.hang_watch import WatchedChild
-from services.launcher.kept_child import Gone, KeptChild
+from services.launcher.kept_child import Gone, KeptChild, Start
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
 from services.launcher.restart_policy import MAX_DELAY_S, RestartPolicy
 from services.launcher.screen import Screen
 from services.launcher.staff import Staff
+
+if TYPE_CHECKING:
+    from services.ray.ranks import RayRanks
 
 # What a process gets to say goodbye once it has nothing left to do.
 GOODBYE_S = 5.0
@@ -35,22 +41,26 @@ class Node:
         screen: Screen,
         environment_of: Callable[[ChildSpec], Mapping[str, str]],
         was_ready: Callable[[], bool],
-        served_s: Callable[[int], float],
+        served_s: Callable[[tuple[str, int]], float],
+        ray: RayRanks | None = None,
     ) -> None:
-        """`served_s` says for how many seconds the engine with a pid has served."""
+        """`served_s` says for how many seconds an engine's process has served. `ray` runs the engines, if given."""
         self._options = options
         self._places = places
         self._screen = screen
         self._was_ready = was_ready
+        self._ray = ray
         self.head_port = options.data_parallel_rpc_port
         self._wanted_size: int | None = None  # for the next head
         self._given_up: dict[KeptChild, str] = {}  # why, of each child that others serve on without
         self._doubts: dict[KeptChild, asyncio.TimerHandle] = {}  # whether they are to be dismissed
         self._dismissals: dict[KeptChild, asyncio.Task[None]] = {}
+        self._on_gone: dict[KeptChild, Callable[[], None]] = {}
 
         def keep(
             make_spec: Callable[[], ChildSpec],
-            worked_s: Callable[[int], float] | None = None,
+            worked_s: Callable[[tuple[str, int]], float] | None = None,
+            start: Start = Child.start,
             is_needed: bool = False,
             max_delay_s: float = MAX_DELAY_S,
         ) -> KeptChild:
@@ -63,12 +73,14 @@ class Node:
                 restart_clean_exits=not options.headless,
                 policy=RestartPolicy(max_early_deaths=options.max_early_deaths, max_delay_s=max_delay_s),
                 is_needed=is_needed,
+                start=start,
             )
 
         head = keep(self._head_spec, is_needed=options.on_given_up == "serve", max_delay_s=_MAX_HEAD_DELAY_S)
         self._head = [head] if options.runs_head else []
-        self._keep_engine: Callable[[ChildSpec], KeptChild] = lambda spec: keep(_always(spec), served_s)
-        self._engines = [self._keep_engine(spec) for spec in plan.plan_engines(options, places)]
+        self._keep = keep
+        self._served_s = served_s
+        self._engines = [self._engine(slot, rank) for slot, rank in enumerate(options.local_ranks)]
         self._staff: Staff[KeptChild] = Staff(options.local_ranks, self._engines)
         self._roster: wire.Roster | None = None  # the last one followed
         self._gateways = [keep(_first_then_restarted(spec)) for spec in plan.plan_gateways(options, places)]
@@ -109,8 +121,9 @@ class Node:
         return len(self._engines)
 
     @property
-    def engine_pids(self) -> set[int]:
-        return {engine.pid for engine in self._engines if engine.pid is not None}
+    def engine_processes(self) -> set[tuple[str, int]]:
+        """Host id and pid of each: with Ray they are on several hosts."""
+        return {engine.process for engine in self._engines if engine.process is not None}
 
     def watched(self) -> list[WatchedChild]:
         """Head and gateways, with where each answers health checks."""
@@ -121,9 +134,9 @@ class Node:
             found.append(WatchedChild(name, gateway, f"unix:{self._places.gateway_socket(index)}"))
         return found
 
-    def restart_engine(self, pid: int) -> None:
+    def restart_engine(self, process: tuple[str, int]) -> None:
         for engine in self._engines:
-            if engine.pid == pid:
+            if engine.process == process:
                 engine.restart()
 
     def note_size(self, roster: wire.Roster) -> None:
@@ -143,7 +156,7 @@ class Node:
             slot = self._staff.free_slot(options.max_local_ranks)
             if slot is None:
                 continue  # one that leaves still has its place
-            engine = self._keep_engine(plan.plan_engine(options, self._places, slot=slot, rank=rank))
+            engine = self._engine(slot, rank)
             self._staff.hire(rank, slot, engine)
             self._engines.append(engine)
             self._start([engine])
@@ -166,27 +179,43 @@ class Node:
             stopping = engine.stop(self._options.shutdown_timeout + GOODBYE_S)
             self._dismissals[engine] = asyncio.create_task(stopping)
 
+    def _engine(self, slot: int, rank: int | None) -> KeptChild:
+        if self._ray is None or rank is None:
+            return self._keep(
+                _always(plan.plan_engine(self._options, self._places, slot=slot, rank=rank)), self._served_s
+            )
+
+        def spec() -> ChildSpec:
+            head = plan.join_host_port(self._options.head_address, self.head_port)
+            return plan.plan_engine(self._options, self._places, slot=slot, rank=rank, head=head)
+
+        engine = self._keep(spec, self._served_s, self._ray.starter(rank, self._screen.say))
+        self._on_gone[engine] = partial(self._ray.release, rank)
+        return engine
+
     def _let_go(self, child: KeptChild, *, failed: bool) -> None:
         self._dismissals.pop(child, None)
         if (doubt := self._doubts.pop(child, None)) is not None:
             doubt.cancel()
+        if (on_gone := self._on_gone.pop(child, None)) is not None:
+            on_gone()
         self._staff.ended(child, failed=failed)
         if child in self._engines and not failed:
             self._engines.remove(child)
         if self._roster is not None:  # its place may have been waited for
             self.follow_size(self._roster)
 
-    async def stop(self, *, drain_s: float, hung_pids: Collection[int] = ()) -> None:
+    async def stop(self, *, drain_s: float, hung: Collection[tuple[str, int]] = ()) -> None:
         """Gateways finish their answers within `drain_s` seconds; then engines, then the head.
 
-        Engines that are known to hang (`hung_pids`) would only use up that time, and are killed first.
+        Engines that are known to hang (`hung`: host id and pid) would only use up that time, and are killed first.
         """
         deadline = time.monotonic() + drain_s
         for doubt in self._doubts.values():
             doubt.cancel()
         self._doubts.clear()
         for engine in self._engines:
-            if engine.pid in hung_pids:
+            if engine.process in hung:
                 engine.kill(why="it hangs")
         await _stop_all(self._gateways, drain_s + GOODBYE_S)
         await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)

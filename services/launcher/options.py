@@ -38,6 +38,9 @@ class ServeOptions:
     data_parallel_address: str | None
     data_parallel_bind_address: str | None
     data_parallel_rpc_port: int
+    data_parallel_backend: str
+    ray_address: str | None
+    ray_placement: str | None
     enable_expert_parallel: bool
     shrink_expert_group_after: float | None
     headless: bool
@@ -126,6 +129,8 @@ class ServeOptions:
         local = self.data_parallel_size_local
         if self.is_external:
             return 1
+        if self.uses_ray:  # this launcher's, wherever Ray puts them
+            return self.data_parallel_size
         return self.data_parallel_size if local is None else local
 
     @property
@@ -138,6 +143,11 @@ class ServeOptions:
     @property
     def most_ranks(self) -> int:
         return self.max_data_parallel_size or self.data_parallel_size
+
+    @property
+    def uses_ray(self) -> bool:
+        """Ranks are actors of a Ray cluster, not processes of this node."""
+        return self.data_parallel_backend == "ray"
 
     @property
     def is_external(self) -> bool:

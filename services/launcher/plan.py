@@ -110,11 +110,17 @@ def plan_engines(options: ServeOptions, places: Places) -> list[ChildSpec]:
     return [plan_engine(options, places, slot=slot, rank=rank) for slot, rank in enumerate(options.local_ranks)]
 
 
-def plan_engine(options: ServeOptions, places: Places, *, slot: int, rank: int | None) -> ChildSpec:
-    """`slot` is the place on this node, below `max_local_ranks`: its socket and its GPU."""
+def plan_engine(
+    options: ServeOptions, places: Places, *, slot: int, rank: int | None, head: str | None = None
+) -> ChildSpec:
+    """`slot` is the place on this node, below `max_local_ranks`: its socket and its GPU.
+
+    With `head`, the target by which other nodes dial the head, the engine runs wherever there is room, and where it
+    listens is added when that is known.
+    """
     name = f"engine {rank}" if rank is not None else f"engine {'abcdefghijklmnopqrstuvwxyz'[slot % 26]}"
     arguments = ["engine", str(places.model_path)]
-    arguments += ["--head-target", head_target(options, places)]
+    arguments += ["--head-target", head or head_target(options, places)]
     arguments += ["--deployment-id", options.deployment_id]
     if rank is None or rank < options.data_parallel_size:  # a later one takes the size as it is then
         arguments += ["--data-parallel-size", str(options.data_parallel_size)]
@@ -125,9 +131,7 @@ def plan_engine(options: ServeOptions, places: Places, *, slot: int, rank: int |
         arguments += ["--headless"]
     if options.runs_head:
         arguments += ["--local"]
-    if advertised := _advertised_host(options):
-        arguments += ["--advertise-host", advertised]
-    arguments += ["--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{slot}.sock")]
+    arguments += _listening(options, places, slot) if head is None else []
     arguments += ["--served-model-name", *places.served_model_names]
     assignment = places.assignment or Assignment(options.device)
     arguments += ["--dtype", options.dtype, "--device", assignment.device]
@@ -157,6 +161,14 @@ def plan_engine(options: ServeOptions, places: Places, *, slot: int, rank: int |
         (*arguments, *options.security.flags(), *_logging(options)),
         environment=(*threads, *assignment.environment(slot)),
     )
+
+
+def _listening(options: ServeOptions, places: Places, slot: int) -> list[str]:
+    advertised = _advertised_host(options)
+    return [
+        *(["--advertise-host", advertised] if advertised else []),
+        *("--host", places.engine_host, "--unix-path", str(places.runtime_dir / f"e{slot}.sock")),
+    ]
 
 
 def _advertised_host(options: ServeOptions) -> str | None:

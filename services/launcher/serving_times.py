@@ -14,16 +14,16 @@ class ServingTimes:
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, float] = {}  # by pid
+        self._since: dict[tuple[str, int], float] = {}  # by host id and pid
 
     def note(self, entries: Iterable[wire.RankEntry], now: float) -> None:
         """`entries` are those of this node's processes, as the head told last."""
-        present = {entry.pid: entry.state for entry in entries}
-        self._since = {pid: since for pid, since in self._since.items() if pid in present}
-        for pid, state in present.items():
+        present = {(entry.host_id, entry.pid): entry.state for entry in entries}
+        self._since = {process: since for process, since in self._since.items() if process in present}
+        for process, state in present.items():
             if state == wire.RANK_STATE_READY:
-                self._since.setdefault(pid, now)
+                self._since.setdefault(process, now)
 
-    def seconds(self, pid: int, now: float) -> float:
+    def seconds(self, process: tuple[str, int], now: float) -> float:
         """0 for a process that has not served yet."""
-        return now - self._since.get(pid, now)
+        return now - self._since.get(process, now)

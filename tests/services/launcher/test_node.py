@@ -116,13 +116,13 @@ async def test_a_stopped_engine_whose_rank_is_taken_away_is_killed(monkeypatch: 
     ending = asyncio.create_task(node.first_failure())
     try:
         async with asyncio.timeout(20):
-            while len(node.engine_pids) < 2:  # noqa: ASYNC110  (processes start)
+            while len(node.engine_processes) < 2:  # noqa: ASYNC110  (processes start)
                 await asyncio.sleep(0.01)
             node.follow_size(one_rank())
             node.follow_size(one_rank())
             while node.num_engines > 1:  # noqa: ASYNC110  (one ends)
                 await asyncio.sleep(0.01)
-        assert (len(node.engine_pids), node.given_up, ending.done()) == (1, [], False)
+        assert (len(node.engine_processes), node.given_up, ending.done()) == (1, [], False)
         assert node._staff.free_slot(2) == 1, "there is room for another one"
     finally:
         ending.cancel()
@@ -157,7 +157,7 @@ async def test_a_given_up_engine_is_started_anew_once_its_rank_is_asked_for() ->
     roster = wire.Roster(wanted_size=2, data_parallel_size=2, ranks=ranks)
     node.follow_size(roster)
     anew = nodes._kept("engine 1", LIVES, True)
-    node._keep_engine = lambda spec: anew
+    node._engine = lambda slot, rank: anew  # type: ignore[method-assign]
     node.start_workers()
     ending = asyncio.create_task(node.first_failure())
     try:
@@ -181,10 +181,10 @@ async def test_a_hung_engine_does_not_use_up_the_drain() -> None:
     node = nodes.node
     node.start_workers()
     async with asyncio.timeout(20):
-        while len(node.engine_pids) < 2:  # noqa: ASYNC110  (processes start)
+        while len(node.engine_processes) < 2:  # noqa: ASYNC110  (processes start)
             await asyncio.sleep(0.01)
-        pid = node._engines[0].pid
-        assert pid is not None
-        stopping = asyncio.create_task(node.stop(drain_s=600.0, hung_pids={pid}))
+        hung = node._engines[0].process
+        assert hung is not None
+        stopping = asyncio.create_task(node.stop(drain_s=600.0, hung={hung}))
         await stopping
-    assert f"WARNING engine 0 (pid {pid}) is killed: it hangs" in nodes.out.getvalue()
+    assert f"WARNING engine 0 (pid {hung[1]}) is killed: it hangs" in nodes.out.getvalue()
