@@ -25,7 +25,7 @@ from services.engine.load_feed import LoadFeed
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
-from services.rpc.channels import dial
+from services.rpc.channels import dial_engine
 from services.rpc.server import RpcServer
 
 _MAX_WAITING_STEPS = 64
@@ -112,7 +112,7 @@ def _stats(step: int) -> StepStats:
 async def receive(socket: Path, landing: Landing) -> None:
     """One gateway's side, until all requests ended."""
     changed = ChangeSignal()
-    link = EngineLink(rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial, changed=changed)
+    link = EngineLink(rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial_engine, changed=changed)
     task = link.open()
     try:
         async with asyncio.timeout(_READY_S):

@@ -150,11 +150,13 @@ class _Gateway:
         self._options = options
         self._rpc = rpc
         entry = _roster_entry(options, http=http, grpc_port=grpc_port)
+        dialer = Dialer(options.security)
         self._backend = Backend(
             head_target=options.head_target,
             gateway=entry,
             host_id=host_id(),
-            dial=Dialer(options.security).dial,
+            dial=dialer.dial,
+            dial_engine=dialer.dial_engine,
             scope=options.ranks or None,
             metrics_directory=options.metrics_dir,
             limits=GenerationLimits(max_losses=options.max_rank_losses, queue_timeout_s=options.front.queue_timeout),
