@@ -38,8 +38,9 @@ class Delta:
         self.finish_reason: FinishReason | None = None  # of that output
 
     def add(self, output: TokenOutput) -> None:
-        self.token_ids.extend(output.token_ids)
-        self.logprobs.extend(output.logprobs)
+        self.token_ids += output.token_ids
+        if output.logprobs:
+            self.logprobs += output.logprobs
         if output.prompt is not None:
             self.prompt = output.prompt
         if output.finish_reason is not None:
