@@ -112,7 +112,9 @@ def _stats(step: int) -> StepStats:
 async def receive(socket: Path, landing: Landing) -> None:
     """One gateway's side, until all requests ended."""
     changed = ChangeSignal()
-    link = EngineLink(rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial_engine, changed=changed)
+    link = EngineLink(
+        rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial_engine, changed=changed
+    )
     task = link.open()
     try:
         async with asyncio.timeout(_READY_S):

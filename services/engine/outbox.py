@@ -12,8 +12,8 @@ from services.engine import convert, errors
 from services.engine.mailboxes import Delta
 from services.rpc.errors import RpcError
 
-# Of outputs that wait one by one; a merged one is smaller.
-_MOST_UNMERGED = 1 << 15
+# Of outputs that wait one by one: more would grow old in the eyes of the garbage collector.
+_MOST_UNMERGED = 1024
 
 
 class Outbox:

@@ -240,7 +240,9 @@ class ClientStream:
             code = _HTTP_CODES.get(status, grpc.StatusCode.UNKNOWN)
             self._fail(code, f"the peer answered with HTTP status {status}")
         elif not kind.startswith("application/grpc"):
-            self._fail(grpc.StatusCode.UNKNOWN, f"the peer answered with content-type {kind!r} and not application/grpc")
+            self._fail(
+                grpc.StatusCode.UNKNOWN, f"the peer answered with content-type {kind!r} and not application/grpc"
+            )
 
     def _take_trailers(self, trailers: dict[str, str]) -> None:
         status = trailers.get("grpc-status", "")
