@@ -84,7 +84,8 @@ class Dialer:
             keepalive_s=self._keepalive_s.get(target, KEEPALIVE_S),
             on_end=remember,
         )
-        return channel if self._tokens is None else self._showing(channel, self._tokens)
+        shown: grpc.aio.Channel = channel if self._tokens is None else self._showing(channel, self._tokens)
+        return shown
 
     def dial_blocking(self, target: str) -> grpc.Channel:
         """The same for a command without an event loop."""

@@ -33,7 +33,7 @@ class Servicer(wire.EngineServiceServicer):
 @contextlib.asynccontextmanager
 async def serving(address: str, attach: Attach) -> AsyncIterator[tuple[Any, Servicer]]:
     server = grpc.aio.server()
-    servicer = Servicer(attach)
+    servicer = Servicer(attach)  # type: ignore[abstract]  # the others are not called
     wire.add_EngineServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port(address)
     await server.start()
@@ -123,10 +123,12 @@ async def test_cancelling_reaches_the_server_at_once(tmp_path: Path) -> None:
 
 
 async def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
-    call: Any = wire.EngineServiceStub(dial_engine(f"unix:{tmp_path}/nobody")).Attach()
+    channel = dial_engine(f"unix:{tmp_path}/nobody")
+    call: Any = wire.EngineServiceStub(channel).Attach()
     with pytest.raises(grpc.aio.AioRpcError, match="nobody") as caught:
         await call.write(hello())
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    await channel.close()
 
 
 async def test_a_peer_that_answers_no_pings_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +137,10 @@ async def test_a_peer_that_answers_no_pings_is_given_up(tmp_path: Path, monkeypa
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        left.set()
 
+    left = asyncio.Event()
     server = await asyncio.start_unix_server(silent, tmp_path / "s")
     channel: Any = dial_engine(f"unix:{tmp_path}/s")
     channel._keepalive_s = 0.05
@@ -144,6 +149,8 @@ async def test_a_peer_that_answers_no_pings_is_given_up(tmp_path: Path, monkeypa
         await call.write(hello())
         with pytest.raises(grpc.aio.AioRpcError, match="does not answer pings"):
             await call.read()
+        await left.wait()
+        await channel.close()
 
 
 @pytest.mark.parametrize(
