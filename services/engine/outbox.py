@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from muster import v1 as wire
 
@@ -12,12 +11,9 @@ from services.engine import convert, errors
 from services.engine.mailboxes import Delta
 from services.rpc.errors import RpcError
 
-# Of outputs that wait one by one: more would grow old in the eyes of the garbage collector.
-_MOST_UNMERGED = 1024
-
 
 class Outbox:
-    """Keeps outputs until the stream can carry more, and makes one message of them.
+    """Merges outputs by handle until the stream can carry more.
 
     A gateway that keeps up gets one StepOutputs per engine step; one that does not gets several steps in one,
     named by the last. What waits is bounded by the lengths of the live requests plus `max_ended` endings: beyond
@@ -25,36 +21,42 @@ class Outbox:
     """
 
     def __init__(self, *, max_ended: int = 4096) -> None:
-        # Outputs are only put down here, because there is one for each request and step; `take` sorts them.
-        self._waiting: list[tuple[int, TokenOutput]] = []
-        self._merged: dict[int, Delta] = {}  # older ones of a stream that is far behind
-        self._ending: set[int] = set()  # handles whose ending waits
+        # Most handles get one plain output before the next message goes; only further ones are merged.
+        self._deltas: dict[int, TokenOutput | Delta] = {}
         self._failures: dict[int, RpcError] = {}
         self._step = 0
+        self._num_ended = 0
         self._max_ended = max_ended
         self._filled = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
 
     def put(self, handle: int, output: TokenOutput, step: int) -> None:
-        waiting = self._waiting
-        if not waiting:
+        deltas = self._deltas
+        if not deltas:
             self._filled.set()
-        waiting.append((handle, output))
+        waiting = deltas.get(handle)
+        if waiting is None:
+            deltas[handle] = output
+        elif isinstance(waiting, Delta):
+            waiting.add(output)
+        else:
+            deltas[handle] = merged = Delta()
+            merged.add(waiting)
+            merged.add(output)
         self._step = step
         if output.finish_reason is not None:
-            self._count_end(handle)
-        if len(waiting) >= _MOST_UNMERGED:
-            self._merge()
+            self._count_end()
 
     def fail(self, handle: int, error: RpcError) -> None:
         self._failures[handle] = error
-        self._count_end(handle)
+        self._count_end()
         self._filled.set()
 
     def ends(self, handle: int) -> bool:
         """True while the ending of this handle waits here: the gateway cannot know yet that it is free."""
-        return handle in self._ending
+        delta = self._deltas.get(handle)
+        return handle in self._failures or (delta is not None and _end(delta) is not None)
 
     def wake(self) -> None:
         """Lets `wait_filled` return although nothing waits, for a stream that is to end."""
@@ -62,7 +64,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        return not self._waiting and not self._merged and not self._failures
+        return not self._deltas and not self._failures
 
     async def wait_filled(self) -> None:
         """Returns once something waits or `wake` was called since the last call; for the one writer."""
@@ -74,12 +76,9 @@ class Outbox:
 
     def take(self) -> wire.StepOutputs:
         """Everything that waits, as one message."""
-        deltas: Sequence[tuple[int, TokenOutput | Delta]] = self._waiting
-        if self._merged or len({handle for handle, _ in self._waiting}) != len(self._waiting):
-            self._merge()
-            deltas = list(self._merged.items())
-        self._waiting, self._merged, self._ending = [], {}, set()
+        deltas, self._deltas = self._deltas, {}
         failures, self._failures = self._failures, {}
+        self._num_ended = 0
         self._room.set()
         outputs = wire.StepOutputs(step=self._step)
         for handle, delta in _write_tokens(outputs, deltas):
@@ -93,18 +92,9 @@ class Outbox:
             outputs.failed.append(_to_failed(handle, error))
         return outputs
 
-    def _merge(self) -> None:
-        merged = self._merged
-        for handle, output in self._waiting:
-            delta = merged.get(handle)
-            if delta is None:
-                delta = merged[handle] = Delta()
-            delta.add(output)
-        self._waiting = []
-
-    def _count_end(self, handle: int) -> None:
-        self._ending.add(handle)
-        if len(self._ending) >= self._max_ended:
+    def _count_end(self) -> None:
+        self._num_ended += 1
+        if self._num_ended >= self._max_ended:
             self._room.clear()
 
 
@@ -116,22 +106,20 @@ def _end(delta: TokenOutput | Delta) -> TokenOutput | None:
 
 
 def _write_tokens(
-    outputs: wire.StepOutputs, deltas: Sequence[tuple[int, TokenOutput | Delta]]
+    outputs: wire.StepOutputs, deltas: dict[int, TokenOutput | Delta]
 ) -> list[tuple[int, TokenOutput | Delta]]:
     """Returns those that have more than tokens; in most steps there are none."""
     handles: list[int] = []
     counts: list[int] = []
     token_ids: list[int] = []
     others: list[tuple[int, TokenOutput | Delta]] = []
-    for item in deltas:
-        handle, delta = item
-        new = delta.token_ids
-        if new:
+    for handle, delta in deltas.items():
+        if delta.token_ids:
             handles.append(handle)
-            counts.append(len(new))
-            token_ids += new
+            counts.append(len(delta.token_ids))
+            token_ids += delta.token_ids
         if delta.finish_reason is not None or delta.logprobs or delta.prompt is not None:
-            others.append(item)
+            others.append((handle, delta))
     outputs.handles.extend(handles)
     outputs.token_ids.extend(token_ids)
     if len(token_ids) != len(handles):
