@@ -6,6 +6,10 @@ BIN    := $(VENV)/bin
 ARGS   ?= --data-parallel-size 2
 # What `make test` passes to pytest; override: make test TESTS="tests/gateway -k stop".
 TESTS  ?= tests
+# So many test files are run at once, each as a whole and in their order: the long ones of tests/cluster come early. A debugger
+# (--pdb) needs WORKERS=0.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
 # Without a compiler it says so, and torch computes.
 KERNELS := $(BIN)/python -m engine.native >/dev/null || true
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
@@ -38,17 +42,18 @@ serve: $(VENV)/.serve ## Install what is needed, fetch the default model and ser
 
 test: $(VENV)/.dev ## Run all tests
 	@$(BIN)/muster fetch >/dev/null
-	$(BIN)/python -m pytest $(TESTS)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 # What takes too long, or too many packages, for every change; as root the examples install theirs. promtool comes with
 # Debian's package prometheus.
 nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version of
 	@$(BIN)/muster fetch >/dev/null
 	examples/build go cpp java ruby
-	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(BIN)/python -m pytest tests/examples
+	MUSTER_NIGHTLY=1 MUSTER_TEST_EXAMPLES="python node go cpp java ruby" $(PYTEST) tests/examples
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.structured
-	MUSTER_NIGHTLY=1 $(BIN)/python -m pytest tests/cluster/test_client.py tests/cluster/test_kubernetes.py
+	MUSTER_NIGHTLY=1 $(PYTEST) tests/cluster/test_client.py tests/cluster/test_kubernetes.py tests/cluster/test_hung.py \
+		tests/cluster/test_expert_parallel.py
 	$(BIN)/python -m tests.waves.explore_more
 	$(BIN)/python -m benchmarks.silence --minutes 60
 	promtool check rules deploy/prometheus/alerts.yml
@@ -57,7 +62,7 @@ nightly: $(VENV)/.dev ## Run what `make test` leaves out or has a short version 
 
 screenshots: $(VENV)/.dev ## Take the pictures of the page in docs/images anew
 	@$(BIN)/muster fetch >/dev/null
-	MUSTER_TEST_BROWSER=required MUSTER_SCREENSHOTS=1 $(BIN)/python -m pytest tests/cluster/test_page.py
+	MUSTER_TEST_BROWSER=required MUSTER_SCREENSHOTS=1 $(PYTEST) tests/cluster/test_page.py
 
 lint: $(VENV)/.dev ## Check style, types, the contract and that generated code is fresh
 	$(BIN)/ruff check .

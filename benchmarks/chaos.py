@@ -37,6 +37,7 @@ class Plan:
     shortest_pause_s: float = 5.0
     longest_pause_s: float = 20.0
     frozen_s: float = 3.0
+    for_good: bool = True  # heads and gateways are frozen for good too; their launcher waits 10 s before it ends them
     num_ranks: int = 3
     num_gateways: int = 2
     num_clients: int = 16
@@ -93,6 +94,11 @@ class Chaos:
             ("gateway killed", lambda: self._kill("gateway")),
             ("gateway frozen", lambda: self._freeze("gateway")),
         )
+        if plan.for_good:
+            self._actions += (
+                ("head frozen for good", self._freeze_head_for_good),
+                ("gateway frozen for good", self._freeze_gateway_for_good),
+            )
 
     async def run(self) -> Report:
         await self._clients.learn()
@@ -130,8 +136,7 @@ class Chaos:
         kills.append(time.monotonic())
         if role == "gateway":
             # Stopped first, so that it takes no connection after its connections were noted.
-            victim.suspend()
-            self._cut_ports |= {c.raddr.port for c in victim.net_connections("tcp") if c.raddr}
+            self._freeze_and_note_connections(victim)
         victim.send_signal(signal.SIGKILL)
         return True
 
@@ -140,6 +145,33 @@ class Chaos:
         if not await self._others_ready():
             return False
         self._victim("engine").suspend()
+        return True
+
+    async def _freeze_head_for_good(self) -> bool:
+        """Everything goes on without it, until its launcher has replaced it."""
+        victim = self._victim("head")
+        victim.suspend()
+        return await self._ends(victim)
+
+    async def _freeze_gateway_for_good(self) -> bool:
+        """Its clients wait, and are cut off when its launcher ends it; nobody else may wait."""
+        victim = self._victim("gateway")
+        self._freeze_and_note_connections(victim)
+        return await self._ends(victim)
+
+    def _freeze_and_note_connections(self, gateway: psutil.Process) -> None:
+        gateway.suspend()
+        self._cut_ports |= {c.raddr.port for c in gateway.net_connections("tcp") if c.raddr}
+
+    async def _ends(self, victim: psutil.Process) -> bool:
+        """Waits for the launcher; a second process of a kind is not frozen meanwhile."""
+        deadline_s = time.monotonic() + _READY_AGAIN_S
+        while victim.is_running() and victim.status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() > deadline_s:
+                self._report.problems.append(f"{_name(victim)} hung for {_READY_AGAIN_S:g} s and was not ended")
+                victim.resume()
+                return False
+            await asyncio.sleep(0.2)
         return True
 
     async def _freeze(self, role: str) -> bool:

@@ -21,7 +21,7 @@ from engine.batch import Batch, Scheduled
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.device import choose_dtype, open_device
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DeviceError
 from engine.facts import ModelFacts
 from engine.gpu_start import GpuStart, out_of_memory
 from engine.grammar.compiler import GrammarCompiler
@@ -151,6 +151,11 @@ def _open(config: EngineConfig) -> _Opened:
     torch.set_num_threads(num_threads)
     checkpoint = open_checkpoint(config.model_path, dummy=config.load_format == "dummy", seed=config.seed)
     exchange = open_exchange(config, checkpoint)
+    if config.quantization != "none" and device.type != "cpu":
+        raise DeviceError(
+            f"quantization: {config.quantization!r} is for CPUs, and device {config.device!r} is {device} here, where "
+            "torch would hold the weights in full again; set device to cpu, or quantization to none"
+        )
     native = _find_native(config, checkpoint, device)
     dtype = torch.bfloat16 if native is not None else choose_dtype(config.dtype, device)
     checkpoint = _quantised(config, checkpoint, native, num_threads)

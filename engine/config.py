@@ -92,7 +92,7 @@ class EngineConfig:
                 f"kernels: 'native' computes on the CPU in its own mixed precision, not with device {self.device!r} "
                 f"and dtype {self.dtype!r}; choose device cpu and dtype auto, or kernels torch"
             )
-        if self.quantization != "none" and self.device != "cpu":
+        if self.quantization != "none" and self.device == "cuda":
             raise ValueError(
                 f"quantization: {self.quantization!r} is for CPUs; on device {self.device!r} torch would hold the "
                 "weights in full again, with the error and without the gain: set it to none"

@@ -193,9 +193,11 @@ class EngineLink:
             self.trust()
 
     async def _serve_and_explain(self, backoff: Backoff) -> None:
+        is_planned = False
         try:
             await self._serve(backoff)
-            message = "the engine ended the stream"
+            # An engine that dies breaks the stream; one that ends it in order was told to stop, drain or restart.
+            message, is_planned = "the engine ended the stream, it stops", True
         except grpc.aio.AioRpcError as error:
             message = f"{error.code().name}: {error.details()}"
         except (ProtocolViolation, TimeoutError) as error:
@@ -205,8 +207,8 @@ class EngineLink:
             logger.exception("rank %d at %s sent something unexpected", self.rank, self.target)
             message = f"{type(error).__name__}: {error}"
         # A rank that left was announced; one that cannot be dialled yet is tried again every few moments.
-        level = logging.WARNING if self.attached else logging.DEBUG
-        logger.log(level, "rank %d at %s: %s", self.rank, self.target, message)
+        unplanned = logging.INFO if is_planned else logging.WARNING
+        logger.log(unplanned if self.attached else logging.DEBUG, "rank %d at %s: %s", self.rank, self.target, message)
         self._detach(f"rank {self.rank} was lost: {message}")
 
     async def _serve(self, backoff: Backoff) -> None:

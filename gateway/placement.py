@@ -12,8 +12,11 @@ from gateway.change_signal import ChangeSignal
 from gateway.cluster_view import ClusterView
 from gateway.engine_link import EngineLink
 from gateway.engine_pool import EnginePool
-from gateway.errors import NoBackend, Overloaded, RequestTimeout
+from gateway.errors import Draining, NoBackend, Overloaded, RequestTimeout
 from gateway.ranks import Rank, RankState
+
+# What a client is told to wait before it asks again.
+_RETRY_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ class Placer:
 
         `refused_by` are (rank, incarnation) that would not take it, and `full` is what they said when their queues were
         full. Ranks on `lost_nodes` are taken when there are no others. Waits up to the limit for a rank; raises
-        NoBackend, Overloaded or, when `deadline_s` on the clock comes first, RequestTimeout.
+        NoBackend, Overloaded or, when `deadline_s` on the clock comes first, RequestTimeout. A rank that the request
+        asks for is worth that wait while it starts or is lost, for it comes back by itself; one that drains takes
+        requests when its operator says so, and is refused at once, with Draining.
         """
         give_up_s = self._clock() + self._wait_s
         while True:
@@ -65,11 +70,13 @@ class Placer:
                 return place
             if full is not None:
                 raise full
+            if placement.rank is not None and self._drains(placement.rank):
+                raise Draining(_explain_drain(placement.rank), retry_after_s=_RETRY_AFTER_S)
             now_s = self._clock()
             if deadline_s is not None and now_s >= deadline_s:
                 raise RequestTimeout("No rank could take the request within its time.")
             if now_s >= give_up_s:
-                raise NoBackend(self._explain(placement), retry_after_s=5.0)
+                raise NoBackend(self._explain(placement), retry_after_s=_RETRY_AFTER_S)
             limit_s = give_up_s if deadline_s is None else min(give_up_s, deadline_s)
             await self._changed.wait(limit_s - now_s)
 
@@ -89,6 +96,10 @@ class Placer:
         lease = self._balancer.acquire(placement, candidates)
         return None if lease is None else Place(links[lease.rank], lease)
 
+    def _drains(self, number: int) -> bool:
+        rank = self._cluster.ranks().get(number)
+        return rank is not None and rank.state is RankState.DRAINING
+
     def _explain(self, placement: Placement) -> str:
         if placement.rank is not None:
             rank = self._cluster.ranks().get(placement.rank)
@@ -100,3 +111,10 @@ class Placer:
     def _state(self, rank: Rank) -> str:
         unreached = rank.state is RankState.READY and self._pool.link(rank.rank) is None
         return "ready, but this gateway cannot reach it" if unreached else rank.state.value
+
+
+def _explain_drain(rank: int) -> str:
+    return (
+        f"Rank {rank}, which the request asks for, is draining: it finishes what it has and takes no new requests. "
+        f"Name another rank or none, or try again later; an operator takes the drain back with 'muster undrain {rank}'."
+    )

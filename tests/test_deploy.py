@@ -143,7 +143,22 @@ def test_disruptions_are_one_at_a_time_and_the_gateways_scale() -> None:
     scaled = objects["HorizontalPodAutoscaler", "muster-gateway"]["spec"]
     assert scaled["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "muster-gateway"}
     assert [metric["type"] for metric in scaled["metrics"]] == ["Resource", "Pods"]
-    assert "replicas" not in objects["Deployment", "muster-gateway"]["spec"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_what_an_autoscaler_counts_has_no_number_of_its_own(example: str) -> None:
+    """To apply the manifests again would take away what the autoscaler had added."""
+    objects = manifests(example)
+    scaled = {
+        (target["kind"], target["name"])
+        for (kind, _), document in objects.items()
+        if kind == "HorizontalPodAutoscaler"
+        for target in [document["spec"]["scaleTargetRef"]]
+    }
+    assert ("Deployment", "muster-gateway") in scaled
+    assert (("StatefulSet", "muster-engine") in scaled) == (example == "full")
+    for key in WORKLOADS:
+        assert ("replicas" in objects[key]["spec"]) == (key not in scaled), key
 
 
 def test_rules_of_the_metrics_adapter_name_series_that_exist() -> None:

@@ -17,6 +17,7 @@ from engine.model.config import ExpertConfig
 from engine.model.feed_forward import FeedForward
 from engine.model.weight_loader import WeightLoader
 from engine.parallel.exchange import ExpertExchange
+from engine.parallel.placement import ExpertPlacement
 
 
 class MixtureOfExperts:
@@ -33,7 +34,9 @@ class MixtureOfExperts:
         self._exchange = exchange
         self._load_expert: Callable[[int], FeedForward] = lambda expert: FeedForward(f"{prefix}.experts.{expert}", load)
         self._own: dict[int, FeedForward] = {}
-        self._experts = self._own_experts()
+        self._experts = self._take(
+            range(self._num_experts) if exchange is None else exchange.placement.own(self._num_experts)
+        )
         self._shared = self._shared_gate = None
         if config.shared_intermediate_size:
             self._shared = FeedForward(f"{prefix}.shared_expert", load)
@@ -55,22 +58,29 @@ class MixtureOfExperts:
             out += self._shared_gate(x).sigmoid() * self._shared(x)
         return out
 
-    def place(self) -> None:
-        """The exchange has another placement: loads what this rank has not yet, and frees what is others' now."""
+    def place(self, placement: ExpertPlacement) -> None:
+        """Loads what this rank has not yet of its experts, and frees what is others' now.
+
+        A load that fails leaves it without some; no group is formed then, and the next call loads them.
+        """
+        own = placement.own(self._num_experts)
+        if list(self._own) == list(own):
+            return
+        self._experts = LocalExperts([])  # or it would hold what is freed to make room
         with torch.inference_mode():
-            self._experts = self._own_experts()
+            self._experts = self._take(own)
 
     def serve(self) -> None:
         """Computes other ranks' tokens, in an exchange without any of this rank."""
         with torch.inference_mode():
             self._compute(self._no_rows, torch.zeros(self._num_experts, dtype=torch.int64, device=self._no_rows.device))
 
-    def _own_experts(self) -> LocalExperts:
-        own = range(self._num_experts)
-        if self._exchange is not None:
-            own = self._exchange.placement.own(self._num_experts)
+    def _take(self, own: range) -> LocalExperts:
         self._own = {expert: self._own[expert] for expert in own if expert in self._own}  # first, to make room
-        self._own = {expert: self._own.get(expert) or self._load_expert(expert) for expert in own}
+        for expert in own:
+            if expert not in self._own:
+                self._own[expert] = self._load_expert(expert)
+        self._own = {expert: self._own[expert] for expert in own}
         return LocalExperts(list(self._own.values()))
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:

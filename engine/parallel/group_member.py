@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -15,12 +16,15 @@ from engine.parallel.lockstep import Lockstep
 from engine.parallel.placement import ExpertPlacement
 from engine.parallel.process_group import GroupListener, form_group
 from engine.parallel.spreading import SpreadExperts
+from engine.waves import Frames
 
 _log = logging.getLogger(__name__)
 
 # Members are asked at about the same time, and all of them have loaded their model by then, but some may have to load
 # more experts first.
 _FORM_TIMEOUT_S = 120.0
+# What cannot be loaded now may find room later, but the head asks again at once.
+_PLACING_PAUSE_S = 5.0
 
 
 class GroupMember:
@@ -49,9 +53,12 @@ class GroupMember:
         self._on_listening = on_listening
         self._placing = threading.Lock()  # a thread of an older epoch may still be at it
 
-    def connected(self) -> None:
-        """A stream to the head was opened."""
-        self._ask(self._lockstep.connected)
+    def connected(self) -> Frames:
+        """A stream to the head was opened. Returns its first frame, if the rank steps: the engine thread may be waiting
+        in an exchange. Else the engine thread says it."""
+        if not (frames := self._lockstep.standing()):
+            self._ask(self._lockstep.connected)
+        return frames
 
     def form(self, epoch: int, members: Sequence[int], target: str) -> None:
         """The head asks to form a group; `target` is where its first member listens, empty for that member."""
@@ -108,6 +115,7 @@ class GroupMember:
                 _log.warning("the group of epoch %d was not formed: %s", epoch, error)
             else:
                 _log.exception("the group of epoch %d was not formed", epoch)
+                time.sleep(_PLACING_PAUSE_S)  # nobody is kept by it: this thread is for one epoch
             self._ask(lambda core: self._lockstep.failed(core, epoch))
         else:
             self._ask(lambda core: self._lockstep.formed(core, group))

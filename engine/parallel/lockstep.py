@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.errors import GroupBrokenError
 from engine.parallel.collectives import Collectives
 from engine.parallel.exchange import ExpertExchange
+from engine.parallel.placement import ExpertPlacement
 from engine.stats import LockstepTotals
 from engine.waves import Frames, Vote, WaveMember
 
@@ -21,8 +22,8 @@ _log = logging.getLogger(__name__)
 class ExpertLayer(Protocol):
     """A layer whose experts are spread over the group."""
 
-    def place(self) -> None:
-        """The exchange has another placement: loads and frees experts."""
+    def place(self, placement: ExpertPlacement) -> None:
+        """Loads the experts that this rank has in a placement, and frees the others."""
         ...
 
     def serve(self) -> None:
@@ -63,6 +64,15 @@ class Lockstep:
         return LockstepTotals(self._num_steps, self._num_dummy_steps, self._exchange.bytes_sent)
 
     # What the head says
+
+    def standing(self) -> Frames:
+        """Where this rank stands, while it steps or waits in an exchange; else nothing. For any thread.
+
+        The head has to hear of a rank that waits for one that has missed its start, and the engine thread, which
+        waits, cannot say so. Nothing is changed by it.
+        """
+        member = WaveMember(self._member.state)
+        return member.connected(has_work=True) if member.running else ()
 
     def connected(self, core: EngineCore) -> None:
         """A stream to the head was opened."""

@@ -17,7 +17,7 @@ from engine.parallel.lockstep import ExpertLayer
 from engine.parallel.placement import ExpertPlacement
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SpreadExperts:
     """What a rank of a group shares with the others."""
 
@@ -34,13 +34,16 @@ class SpreadExperts:
         return int.from_bytes(digest[:8], "big") >> 1
 
     def place(self, placement: ExpertPlacement) -> None:
-        """Spreads the experts anew, if they are to be; only between groups. Raises ValueError."""
+        """Spreads the experts anew; only between groups. Layers that have theirs already do nothing.
+
+        Raises ValueError, and what loading raises. Then the placement is the old one, and layers may have what they
+        have: the next placing puts all of them right, whichever it is.
+        """
         if placement.size > self.num_experts:
             raise ValueError(f"members: {self.num_experts} experts do not give each of {placement.size} ranks one")
-        if placement != self.exchange.placement:
-            self.exchange.placement = placement
-            for layer in self.layers:
-                layer.place()
+        for layer in self.layers:
+            layer.place(placement)
+        self.exchange.placement = placement
 
 
 def open_exchange(config: EngineConfig, checkpoint: Checkpoint) -> ExpertExchange | None:

@@ -110,6 +110,11 @@ ENABLE_EXPERT_PARALLEL = Flag(
     "Spread the experts of a mixture-of-experts model over all ranks, which then step together.", None, False,
     short="-ep",
 )  # fmt: skip
+SHRINK_EXPERT_GROUP_AFTER = Flag(
+    "--shrink-expert-group-after", PARALLEL, "Absence of a rank after which the others spread its experts over "
+    "themselves and serve on without it until it is back; each needs the memory for them. 0 is at once.",
+    values.seconds, metavar="SECONDS", shown_default="never: they wait for it",
+)  # fmt: skip
 HEADLESS = Flag("--headless", PARALLEL, "Run engines only; the head is on another node.", None, False)
 DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Name that keeps engines of other deployments out.", values.text,
                      "default", metavar="NAME")  # fmt: skip
@@ -229,8 +234,11 @@ READY_TIMEOUT = Flag("--ready-timeout", OPERATION, "Time until all ranks must be
                      600.0, metavar="SECONDS", unit="seconds")  # fmt: skip
 HEARTBEAT_INTERVAL = Flag("--heartbeat-interval", OPERATION, "How often engines renew their lease.",
                           values.positive_seconds, 2.0, metavar="SECONDS", unit="seconds")  # fmt: skip
-HEARTBEAT_TIMEOUT = Flag("--heartbeat-timeout", OPERATION, "Silence after which a rank counts as lost.",
-                         values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds")  # fmt: skip
+HEARTBEAT_TIMEOUT = Flag(
+    "--heartbeat-timeout", OPERATION,
+    "Silence after which a rank counts as lost; heads and gateways hang after it too, but not before 10 s.",
+    values.positive_seconds, 10.0, metavar="SECONDS", unit="seconds",
+)  # fmt: skip
 HEAD_TIMEOUT = Flag(
     "--head-timeout", OPERATION, "Time without a head after which engines end instead of serving on; 0 is never.",
     values.seconds, metavar="SECONDS", shown_default="5m on a --headless node, never elsewhere",
@@ -305,6 +313,9 @@ EXPECTED_SIZE = Flag("--data-parallel-size", PARALLEL, "Number of ranks the head
 ENGINE_DEPLOYMENT_ID = Flag("--deployment-id", PARALLEL, "Deployment to join.", values.text, "", metavar="NAME",
                             shown_default="whatever the head runs")  # fmt: skip
 LOCAL = Flag("--local", PARALLEL, "This engine was started by the head's launcher.", None, False)
+WANTED_SIZE = Flag("--wanted-size", PARALLEL, "Number of ranks that `muster scale` asked an earlier head for; the "
+                   "launcher says it.", values.whole_number(1, 4096), metavar="N",
+                   shown_default="--data-parallel-size")  # fmt: skip
 LOCAL_RANKS = Flag("--local-ranks", PARALLEL, "Ranks kept for the head's own launcher.", values.ranks,
                    metavar="FIRST-LAST")  # fmt: skip
 CONFIGURATION = Flag("--configuration", PARALLEL, "Settings every rank must have.", values.setting, (),
@@ -336,7 +347,7 @@ SERVE = (
     DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DATA_PARALLEL_SIZE_LOCAL, DATA_PARALLEL_START_RANK,
     DATA_PARALLEL_RANK, DATA_PARALLEL_HYBRID_LB, DATA_PARALLEL_EXTERNAL_LB, DATA_PARALLEL_ADDRESS,
     ENABLE_EXPERT_PARALLEL, DATA_PARALLEL_BIND_ADDRESS, DATA_PARALLEL_RPC_PORT, HEADLESS, DEPLOYMENT_ID,
-    ENGINE_HOST, ENGINE_ADVERTISE_HOST,
+    SHRINK_EXPERT_GROUP_AFTER, ENGINE_HOST, ENGINE_ADVERTISE_HOST,
     API_SERVER_COUNT, HOST, PORT, GRPC_PORT, API_KEY, REQUEST_TIMEOUT,
     OPEN_METRICS, ANY_MODEL_NAME, ALLOWED_ORIGINS, PAGE, ROOT_PATH, MAX_BODY_SIZE, PING_INTERVAL,
     SMG, RESPONSE_STORE_SIZE, RESPONSE_TTL, *FRONT,
@@ -351,9 +362,9 @@ OFFLINE = tuple(
     flag for flag in SERVE if flag.group in {MODEL, MEMORY, LOGGING} or flag.name == DATA_PARALLEL_SIZE.name
 )
 HEAD = (
-    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE, BIND_HOST, HEAD_PORT,
-    UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, *DOORS,
-    LOG_LEVEL, LOG_FORMAT,
+    DATA_PARALLEL_SIZE, MAX_DATA_PARALLEL_SIZE, WANTED_SIZE, DEPLOYMENT_ID, LOCAL_RANKS, CONFIGURATION, ADVICE,
+    BIND_HOST, HEAD_PORT, UNIX_PATH, TARGETS_FILE, HEALTH_PORT, READY_TIMEOUT, HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT,
+    SHRINK_EXPERT_GROUP_AFTER, *DOORS, LOG_LEVEL, LOG_FORMAT,
 )  # fmt: skip
 ENGINE = (
     SERVED_MODEL_NAME, DTYPE, DEVICE, KERNELS, QUANTIZATION, LOAD_FORMAT, SEED, MAX_MODEL_LEN, MODEL_CACHE,

@@ -59,7 +59,6 @@ _INSTEAD: dict[str, str] = {
     ),
     **dict.fromkeys(("--enable-fault-tolerance", "--fault-tolerance-config"), _ALWAYS_ON),
     "--grpc": "InferenceService is always served, on --grpc-port; leave it out",
-    "--gpu-memory-utilization": "give --kv-cache-memory a size",
 }
 
 

@@ -31,6 +31,11 @@ _LOG_LEVELS = {
     "error": wire.LOG_LEVEL_ERROR,
 }
 
+
+class UnknownRankError(Exception):
+    """The deployment has no such rank; the message names it and those that there are."""
+
+
 _Stub = wire.AdminServiceStub
 _Results = Sequence[wire.RankResult]
 
@@ -63,7 +68,8 @@ def run_restart(namespace: argparse.Namespace, environment: Mapping[str, str]) -
     selector = _selector(namespace.ranks)
 
     def restart(stub: _Stub) -> Iterator[_Results]:
-        for rank in selector.ranks or _all_ranks(values):
+        existing = _all_ranks(values)
+        for rank in _checked(selector.ranks, existing) or existing:
             request = wire.RestartRequest(
                 selector=wire.RankSelector(ranks=[rank]),
                 timeout=_duration(values["timeout"]),
@@ -153,6 +159,8 @@ def _told(name: str, target: str, dialer: Dialer) -> Iterator[None]:
     """Turns a failed call into words on stderr."""
     try:
         yield
+    except UnknownRankError as error:
+        print(f"muster {name}: {error}", file=sys.stderr)
     except grpc.RpcError as error:
         described = describe(error)
         if described.code is grpc.StatusCode.UNAVAILABLE:
@@ -167,6 +175,18 @@ def _all_ranks(values: Mapping[str, Any]) -> Sequence[int]:
     with dialer_of(values).dial_blocking(values["head_target"]) as channel:
         answer = wire.RendezvousServiceStub(channel).GetDeployment(wire.GetDeploymentRequest(), timeout=_ANSWER_S)
     return range(answer.roster.data_parallel_size)
+
+
+def _checked(ranks: Sequence[int], existing: Sequence[int]) -> Sequence[int]:
+    """Before the first of them is touched. Raises UnknownRankError."""
+    unknown = [rank for rank in ranks if rank not in existing]
+    if unknown:
+        names = ", ".join(map(str, unknown))
+        verb = "does" if len(unknown) == 1 else "do"
+        raise UnknownRankError(
+            f"RANKS: {names} {verb} not exist; the deployment has ranks 0 to {existing[-1]}. Nothing was restarted"
+        )
+    return ranks
 
 
 def _selector(text: str) -> wire.RankSelector:

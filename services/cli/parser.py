@@ -12,7 +12,7 @@ from services.cli.flag import Flag, HelpFormatter, Parser, add_flags
 from services.version import __version__
 
 _RANKS_HELP = '"all", or global ranks as in 0,2,4-7'
-_PRECEDENCE = "Every flag is also an environment variable; the command line wins over the environment."
+_PRECEDENCE = "Flags that name a MUSTER_ variable can be given by it too; the command line wins over the environment."
 
 
 def build_parser() -> argparse.ArgumentParser:

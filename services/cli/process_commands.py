@@ -33,6 +33,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         deployment_id=values["deployment_id"],
         data_parallel_size=values["data_parallel_size"],
         max_data_parallel_size=values["max_data_parallel_size"],
+        wanted_size=values["wanted_size"],
         configuration=dict(values["configuration"]),
         advice=dict(values["advice"]),
         host=values["host"],
@@ -42,6 +43,7 @@ def run_head_command(namespace: argparse.Namespace, environment: Mapping[str, st
         ready_timeout_s=values["ready_timeout"],
         heartbeat_interval_s=values["heartbeat_interval"],
         heartbeat_timeout_s=values["heartbeat_timeout"],
+        shrink_group_after_s=values["shrink_expert_group_after"],
         local_ranks=values["local_ranks"],
         security=security_of(values),
     )

@@ -29,6 +29,10 @@ def run(namespace: argparse.Namespace, environment: Mapping[str, str]) -> int:
         names = options.served_model_name or (model.name,)
         variables = {flag.variable for flag in flag_table.ALL}
         return asyncio.run(run_launcher(options, model.path, names, own_variables=variables))
+    except KeyboardInterrupt:
+        # Before the launcher listens to signals, perhaps while the model is fetched: stopped on request, as later.
+        print("muster serve: stopped before anything was started", file=sys.stderr)
+        return 0
     except (DeviceAssignmentError, ListenError, ModelNotFoundError, RuntimeDirectoryError) as error:
         print(f"muster serve: {error}", file=sys.stderr)
         return 1

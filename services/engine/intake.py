@@ -151,7 +151,10 @@ class Intake:
         if snapshot.stop_reason:
             raise errors.unavailable("ENGINE_STOPPING", f"this engine stops ({snapshot.stop_reason})")
         if snapshot.draining:
-            raise errors.unavailable("ENGINE_DRAINING", "this engine drains and takes no new requests")
+            name = "this engine" if snapshot.rank is None else f"rank {snapshot.rank}"
+            raise errors.unavailable(
+                "ENGINE_DRAINING", f"{name} is draining and takes no new requests; ask another one"
+            )
         if self._running is None:
             raise errors.unavailable("ENGINE_LOADING", f"this engine is not ready yet: {snapshot.progress_text}")
         if self._running.loop.failed is not None:

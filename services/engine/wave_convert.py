@@ -1,11 +1,30 @@
-"""SyncWave's frames and one rank's waves: frames out, wire; wire in, calls on `WaveMember`."""
+"""SyncWave's frames and one rank's waves: frames out, wire; wire in, calls on `Ears`."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
 
 from muster import v1 as wire
 
 from engine import waves as domain
-from engine.waves import WaveMember
+
+_log = logging.getLogger(__name__)
+
+
+class Ears(Protocol):
+    """Of a rank, for what the head says."""
+
+    def form(self, epoch: int, members: Sequence[int], target: str) -> None:
+        """Form a group; `target` is where its first member listens, empty for that member."""
+        ...
+
+    def start(self, epoch: int, wave: int) -> None: ...
+
+    def pause(self, epoch: int, wave: int) -> None: ...
+
+    def disband(self, epoch: int, reason: str) -> None: ...
 
 
 def to_request(frame: domain.Frame, *, rank: int, incarnation: int) -> wire.SyncWaveRequest:
@@ -29,19 +48,17 @@ def listening(epoch: int, group_target: str, *, rank: int, incarnation: int) -> 
     return wire.SyncWaveRequest(rank=rank, epoch=epoch, incarnation=incarnation, listening=frame)
 
 
-def apply(member: WaveMember, response: wire.SyncWaveResponse, *, rank: int, has_work: bool) -> domain.Frames:
-    """Takes one frame of the head. After a FormGroup that came in time, `member.epoch` is its epoch, not yet formed."""
+def apply(ears: Ears, response: wire.SyncWaveResponse) -> None:
+    """Passes one frame of the head on; one of a newer contract changes nothing."""
     epoch = response.epoch
     match response.WhichOneof("frame"):
         case "start":
-            member.start(epoch, response.start.wave)
+            ears.start(epoch, response.start.wave)
         case "pause":
-            member.pause(epoch, response.pause.wave)
+            ears.pause(epoch, response.pause.wave)
         case "form":
-            members = response.form.members
-            member.form(epoch, is_first=bool(members) and members[0] == rank)
+            ears.form(epoch, tuple(response.form.members), response.form.group_target)
         case "disband":
-            return member.disband(epoch, has_work=has_work)
-        case _:
-            pass  # of a newer contract
-    return ()
+            ears.disband(epoch, response.disband.reason)
+        case other:
+            _log.debug("the head sent %s, of another contract; ignored", other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,17 @@ import grpc
 from muster import v1 as wire
 
 from engine.waves import NO_EPOCH, Frames, Standing
+from services.engine import wave_convert
 from services.engine.state import EngineState
 from services.engine.wave_stream import WaveStream
 
 if TYPE_CHECKING:
     from engine.parallel.group_member import GroupMember
 
-_log = logging.getLogger(__name__)
-
 
 class WaveLink:
-    """Each stream begins with the Standing that the engine thread says when it hears of the stream.
+    """Each stream begins with the Standing that the engine thread says when it hears of the stream, or, while the rank
+    steps, that is known without it.
 
     What it said before belongs to an earlier stream and is dropped. Belongs to the event loop, except `tell` and
     `listening`.
@@ -53,9 +52,9 @@ class WaveLink:
 
     def _connected(self) -> Frames:
         assert self._member is not None, "the stream is opened by run"
-        self._has_stood = False
-        self._member.connected()
-        return ()
+        frames = self._member.connected()
+        self._has_stood = bool(frames)
+        return frames
 
     def _say(self, frames: Frames) -> None:
         for frame in frames:
@@ -73,16 +72,5 @@ class WaveLink:
     def _hear(self, response: wire.SyncWaveResponse) -> Frames:
         """Passes a frame on; what is to be said about it comes by `tell`."""
         assert self._member is not None, "the stream is opened by run"
-        member, epoch = self._member, response.epoch
-        match response.WhichOneof("frame"):
-            case "start":
-                member.start(epoch, response.start.wave)
-            case "pause":
-                member.pause(epoch, response.pause.wave)
-            case "form":
-                member.form(epoch, tuple(response.form.members), response.form.group_target)
-            case "disband":
-                member.disband(epoch, response.disband.reason)
-            case other:
-                _log.debug("the head sent %s, of another contract; ignored", other)
+        wave_convert.apply(self._member, response)
         return ()

@@ -41,7 +41,7 @@ class AdminServicer(wire.AdminServiceServicer):
 
     async def Drain(self, request: wire.DrainRequest, context: Any) -> wire.DrainResponse:
         ranks, timeout_s = self._selected(request.selector), _seconds(request, "timeout")
-        results = await asyncio.gather(*(self._operations.drain(rank, timeout_s) for rank in ranks))
+        results = await asyncio.gather(*(self._operations.drain(rank, timeout_s, lasting=True) for rank in ranks))
         return wire.DrainResponse(results=results)
 
     async def Undrain(self, request: wire.UndrainRequest, context: Any) -> wire.UndrainResponse:
@@ -119,8 +119,8 @@ class AdminServicer(wire.AdminServiceServicer):
     def _whole_group(self, selector: wire.RankSelector, operation: str, instead: str) -> list[int]:
         if not self._control.is_lockstep:
             _not_served(operation, instead)
-        ranks = self._selected(selector)
         members = list(self._control.wave_group.members)
+        ranks = self._selected(selector) if selector.ranks else members
         if ranks != members:
             words = f"leaves members of the lockstep group out, which stops as a whole: {members}; name all or none"
             raise invalid_field("selector.ranks", words)

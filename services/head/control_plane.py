@@ -12,6 +12,7 @@ import grpc
 from muster import v1 as wire
 
 from services.head import convert
+from services.head.absences import Absences
 from services.head.admission import Introduction, Offer, Rejection, Rules, warnings_about
 from services.head.errors import head_stopping
 from services.head.load_table import LoadTable
@@ -36,6 +37,9 @@ class Timing:
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
+    shrink_group_after_s: float | None = (
+        None  # absence after which a lockstep group goes on without a rank; None: never
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,11 @@ class ControlPlane:
         *,
         incarnation: int,
         local_ranks: range | None = None,
+        wanted_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_serving: Callable[[int, bool], None] = lambda rank, serving: None,
     ) -> None:
+        """`wanted_size` is the size that an earlier head was asked for; None: it was asked for none."""
         now_s = clock()
         self.rules = rules
         self.timing = timing
@@ -73,7 +79,9 @@ class ControlPlane:
         self.loads = LoadTable()
         self._clock = clock
         self._on_serving = on_serving
-        self._roster = Roster(rules, heartbeat_timeout_s=timing.heartbeat_timeout_s, now_s=now_s)
+        self._roster = Roster(
+            rules, heartbeat_timeout_s=timing.heartbeat_timeout_s, now_s=now_s, wanted_size=wanted_size
+        )
         self._startup = Startup(ready_timeout_s=timing.ready_timeout_s, local_ranks=local_ranks, now_s=now_s)
         self._streams: dict[Lease, Outbox[wire.RegisterResponse]] = {}
         self._rejections: deque[str] = deque(maxlen=_MAX_REJECTIONS_TOLD)
@@ -99,7 +107,9 @@ class ControlPlane:
     def wave_group(self) -> WaveGroup:
         """Made when it is asked for: independent ranks never do."""
         if self._wave_group is None:
-            self._wave_group = WaveGroup(range(self.rules.data_parallel_size), self._epoch_may_have_changed)
+            absences = Absences(silence_s=self.timing.heartbeat_timeout_s, patience_s=self.timing.shrink_group_after_s)
+            members = range(self.rules.data_parallel_size)
+            self._wave_group = WaveGroup(members, absences, self._epoch_may_have_changed)
         return self._wave_group
 
     @property
@@ -173,7 +183,31 @@ class ControlPlane:
         if (outbox := self._streams.get(lease)) is not None:
             outbox.put(frame)
 
+    def keep_drained(self, rank: int, wish: bool) -> None:
+        """What an operator wants of a rank, whichever process it has."""
+        (self._roster.kept_drained.add if wish else self._roster.kept_drained.discard)(rank)
+
     # Size
+
+    def is_leftover(self, lease: Lease) -> bool:
+        """The engine was started by this node's launcher for a rank that has been taken away since.
+
+        It was not there when that was said, or a head that was about to say it died. Engines beyond the wanted size
+        that others have started came by themselves, and stay.
+        """
+        record = self._roster.ranks[lease.rank]
+        return lease.rank >= self._roster.wanted_size and record.engine is not None and record.engine.local
+
+    def retire(self, lease: Lease, timeout_s: float | None) -> None:
+        """Tells a holder to finish its requests within `timeout_s` and to leave for good; None: in its own time.
+
+        One command and not a drain first: the engine goes on with it when this head dies.
+        """
+        stop = wire.StopCommand(reason="retired", retire=True)
+        if timeout_s is not None:
+            stop.timeout.CopyFrom(convert.duration(timeout_s))
+        self._roster.retire(lease)
+        self.command(lease, wire.RegisterResponse(stop=stop))
 
     def resize(self, size: int) -> None:
         """From now on so many ranks are to run."""
@@ -254,7 +288,8 @@ class ControlPlane:
             error = RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, reason, reason="LEASE_EXPIRED")
             self._end_stream(lease, error)
         if self._wave_group is not None:
-            self._wave_group.tick(now_s)
+            leaseless = {record.rank for record in self._roster.ranks if record.lease is None}
+            self._wave_group.tick(now_s, leaseless=leaseless, started=self._startup.is_done)
         self._publish()
         return poll.outcome
 

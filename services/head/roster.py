@@ -73,6 +73,7 @@ class RankRecord:
     heard_s: float = 0.0
     ready_deadline_s: float = 0.0
     drained: bool = False  # no request is left in a drain
+    retired: bool = False  # told to leave for good
 
     def looks_like(self, other: RankRecord) -> bool:
         """Watchers could not tell the two apart: only heartbeats lie between them."""
@@ -113,14 +114,19 @@ class LeaseEnded(Exception):
 class Roster:
     """All ranks of the deployment. A method that raises has changed nothing that others could see."""
 
-    def __init__(self, rules: Rules, *, heartbeat_timeout_s: float, now_s: float) -> None:
+    def __init__(
+        self, rules: Rules, *, heartbeat_timeout_s: float, now_s: float, wanted_size: int | None = None
+    ) -> None:
+        """`wanted_size` is what an earlier head was asked for last; None: what the rules say."""
         if rules.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, not {rules.data_parallel_size}")
         self.rules = rules
         self.sequence = 1
-        self.wanted_size = rules.data_parallel_size  # see resize
+        self.wanted_size = rules.data_parallel_size if wanted_size is None else wanted_size  # see resize
+        self.num_resizes = 0
+        self.kept_drained: set[int] = set()  # ranks whose next process is to drain too
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._ranks = [RankRecord(rank, now_s) for rank in range(rules.data_parallel_size)]
+        self._ranks = [RankRecord(rank, now_s) for rank in range(self.wanted_size)]
         self._gateways: dict[int, wire.GatewayEntry] = {}
         self._num_leases = 0
         self._num_watches = 0
@@ -185,17 +191,18 @@ class Roster:
             (other.offer for other in self._ranks if other.lease is not None and other.offer is not None), None
         )
         check_offer(offer, served)
+        drained = record.rank in self.kept_drained
         self._put(
             replace(
                 record,
-                state=RankState.READY,
+                state=RankState.DRAINING if drained else RankState.READY,
                 since_s=now_s,
                 offer=offer,
                 phase=Phase.SERVING,
                 phase_done=0,
                 phase_total=0,
                 heard_s=now_s,
-                reason="ready",
+                reason="drained before its process was replaced" if drained else "ready",
             )
         )
 
@@ -216,6 +223,7 @@ class Roster:
                 state, reason = RankState.DRAINING, "drained" if drained else "draining"
             else:
                 was_lost = record.state is RankState.LOST
+                self.kept_drained.discard(record.rank)
                 state, reason = RankState.READY, "the step loop turns again" if was_lost else "drain taken back"
         if state is not record.state:
             changed = replace(record, state=state, since_s=now_s, heard_s=now_s, reason=reason, drained=drained)
@@ -232,9 +240,15 @@ class Roster:
             self._trim()
 
     def lose(self, lease: Lease, reason: str, *, now_s: float) -> None:
-        """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended."""
+        """The stream broke. The rank is LOST and keeps what was known. Does nothing when the lease has ended.
+
+        A rank that was told to leave for good is not expected back, however it went.
+        """
         if self.holds(lease):
             record = self._ranks[lease.rank]
+            if record.retired:
+                self.leave(lease, f"not wanted any more; {reason}", now_s=now_s)
+                return
             if record.state is RankState.JOINING:
                 reason = f"{reason}; it was {describe_phase(record)}"
             self._put(replace(record, state=RankState.LOST, lease=None, since_s=now_s, reason=reason))
@@ -247,9 +261,15 @@ class Roster:
     def resize(self, size: int, *, now_s: float) -> None:
         """The ranks that are to run. New ones are MISSING at first; the last ones go when their engines have left."""
         self.wanted_size = size
+        self.num_resizes += 1
         self.sequence += 1
         self._grow(size, "to be started", now_s)
         self._trim()
+
+    def retire(self, lease: Lease) -> None:
+        """The holder was told to leave for good. Does nothing when the lease has ended."""
+        if self.holds(lease):
+            self._ranks[lease.rank] = replace(self._ranks[lease.rank], retired=True)
 
     def forget(self, rank: int, reason: str, *, now_s: float) -> None:
         """A lost rank is not expected back. Does nothing while somebody holds it."""
@@ -262,7 +282,7 @@ class Roster:
     def expire(self, now_s: float) -> list[tuple[Lease, str]]:
         """Makes ranks LOST that are silent or late, and returns their leases with the reason."""
         expired = []
-        for record in self._ranks:
+        for record in list(self._ranks):
             lease, silent_s = record.lease, now_s - record.heard_s
             if lease is None:
                 continue
@@ -273,7 +293,8 @@ class Roster:
             else:
                 continue
             self.lose(lease, reason, now_s=now_s)
-            expired.append((lease, self._ranks[record.rank].reason))
+            is_there = record.rank < len(self._ranks)  # one that was to leave is no more
+            expired.append((lease, self._ranks[record.rank].reason if is_there else reason))
         return expired
 
     def excuse_silence(self, now_s: float) -> None:
@@ -320,7 +341,7 @@ class Roster:
     def _trim(self) -> None:
         """Last ranks beyond the wanted size that nobody has, or is expected to come back to, are no more."""
         while len(self._ranks) > self.wanted_size and self._ranks[-1].state is RankState.MISSING:
-            self._ranks.pop()
+            self.kept_drained.discard(self._ranks.pop().rank)
             self.sequence += 1
 
     def _choose_rank(self, hello: Introduction) -> int:

@@ -25,7 +25,10 @@ class Scaling:
         self._lock = asyncio.Lock()
 
     async def scale(self, size: int, timeout_s: float | None, ready_timeout_s: float) -> list[wire.RankResult]:
-        """A result per rank that came or went. Raises RpcError when the size cannot be."""
+        """A result per rank that came, came back or went. Raises RpcError when the size cannot be.
+
+        In the end all ranks below `size` serve and there are no others, whatever an earlier change has left.
+        """
         self._check(size)
         if self._lock.locked():
             raise RpcError(
@@ -35,7 +38,9 @@ class Scaling:
                 retry_after_s=1.0,
             )
         async with self._lock:
-            return await self._grow(size, ready_timeout_s) if size > self._size else await self._shrink(size, timeout_s)
+            if size < self._size:
+                return await self._shrink(size, timeout_s, ready_timeout_s)
+            return await self._grow(size, ready_timeout_s)
 
     @property
     def _size(self) -> int:
@@ -56,13 +61,18 @@ class Scaling:
             )
 
     async def _grow(self, size: int, ready_timeout_s: float) -> list[wire.RankResult]:
+        """New ranks come, and those that should be there already come back, whatever was interrupted before."""
         before = self._size
+        behind = [record.rank for record in self._control.roster.ranks if record.state is not RankState.READY]
         self._control.resize(size)
-        results = await asyncio.gather(*(self._await_ready(rank, ready_timeout_s) for rank in range(before, size)))
-        if any(result.code for result in results):
+        self._recall(size)
+        coming = (*behind, *range(before, size))
+        results = await asyncio.gather(*(self._await_ready(rank, ready_timeout_s) for rank in coming))
+        missed = [result for result in results if result.code and result.rank >= before]
+        if missed:
             # The size is what serves: a rank that came is kept, unless one before it did not.
-            kept = next(result.rank for result in results if result.code)
-            _log.warning("scaled to %d ranks instead of %d: %s", kept, size, results[kept - before].message)
+            kept = missed[0].rank
+            _log.warning("scaled to %d ranks instead of %d: %s", kept, size, missed[0].message)
             await self._leave(kept, 0.0)
             message = f"left again, because rank {kept} did not come"
             results = [
@@ -76,19 +86,35 @@ class Scaling:
             return wire.RankResult(rank=rank, message=f"ready: pid {after.engine.pid} on {after.engine.host}")
         ranks = self._control.roster.ranks
         now = ranks[rank] if rank < len(ranks) else RankRecord(rank, 0.0)
-        hint = "" if now.engine is not None else "; nobody started an engine for it, see docs/scaling.md"
-        message = f"not ready within {timeout_s:g} s, given up; {now.state.value}: {now.reason}{hint}"
+        message = f"not ready within {timeout_s:g} s, given up; {now.state.value}: {now.reason}"
+        if now.engine is None:
+            # Whether somebody tried to start one, a launcher for example, is not known here.
+            message += "; no engine has registered for it, which the launcher's output explains where there is one"
         return wire.RankResult(rank=rank, code=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message=message)
 
-    async def _shrink(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
-        remaining = self._control.roster.ranks[:size]
-        if size < self._size and not any(record.state is RankState.READY for record in remaining):
+    async def _shrink(self, size: int, timeout_s: float | None, ready_timeout_s: float) -> list[wire.RankResult]:
+        recalled = self._recall(size)
+        if not self._is_anybody_ready(size):
+            await asyncio.gather(*(self._await_ready(rank, ready_timeout_s) for rank in recalled))
+        if not self._is_anybody_ready(size):
             raise RpcError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"none of the {size} ranks that would remain is ready: requests would have nowhere to go",
                 reason="NOBODY_WOULD_SERVE",
             )
-        return await self._leave(size, timeout_s)
+        back = asyncio.gather(*(self._await_ready(rank, ready_timeout_s) for rank in recalled))
+        left = await self._leave(size, timeout_s)
+        return [*await back, *left]
+
+    def _is_anybody_ready(self, size: int) -> bool:
+        return any(record.state is RankState.READY for record in self._control.roster.ranks[:size])
+
+    def _recall(self, size: int) -> list[int]:
+        """Takes drains of ranks that are to serve back, and returns those ranks: a head may have died over them."""
+        ranks = self._control.roster.ranks[:size]
+        for record in ranks:
+            self._operations.recall(record.rank)
+        return [record.rank for record in ranks if record.state is RankState.DRAINING]
 
     async def _leave(self, size: int, timeout_s: float | None) -> list[wire.RankResult]:
         """The ranks from `size` on leave, all at one time."""

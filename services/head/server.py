@@ -47,6 +47,7 @@ class HeadOptions:
     deployment_id: str
     data_parallel_size: int
     max_data_parallel_size: int | None = None  # to which engines may join at run time; None: as many as at the start
+    wanted_size: int | None = None  # what an earlier head was asked for; None: data_parallel_size
     configuration: Mapping[str, str] = field(default_factory=dict)
     advice: Mapping[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"
@@ -56,6 +57,7 @@ class HeadOptions:
     ready_timeout_s: float = 600.0
     heartbeat_interval_s: float = 2.0
     heartbeat_timeout_s: float = 10.0
+    shrink_group_after_s: float | None = None
     local_ranks: range | None = None
     security: Security = OPEN
 
@@ -68,6 +70,11 @@ class HeadOptions:
             return (
                 f"--max-data-parallel-size {most} is less than --data-parallel-size {self.data_parallel_size}; raise it"
                 " or leave it out"
+            )
+        if self.wanted_size is not None and not 1 <= self.wanted_size <= (most or self.data_parallel_size):
+            return (
+                f"--wanted-size {self.wanted_size} is not between 1 and --max-data-parallel-size "
+                f"{most or self.data_parallel_size}"
             )
         if self.ready_timeout_s <= 0:
             return f"--ready-timeout is {self.ready_timeout_s:g} s; give the ranks time to load"
@@ -125,15 +132,18 @@ def _build_control_plane(options: HeadOptions, server: RpcServer) -> ControlPlan
         advice=options.advice,
         max_data_parallel_size=options.max_data_parallel_size or 0,
     )
-    timing = Timing(options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s)
+    timing = Timing(
+        options.ready_timeout_s, options.heartbeat_interval_s, options.heartbeat_timeout_s, options.shrink_group_after_s
+    )
     control = ControlPlane(
         rules,
         timing,
         incarnation=new_incarnation(),
         local_ranks=options.local_ranks,
+        wanted_size=options.wanted_size,
         on_serving=lambda rank, serving: server.set_serving(rank_health_name(rank), serving),
     )
-    for rank in range(options.data_parallel_size):
+    for rank in range(options.wanted_size or options.data_parallel_size):
         server.set_serving(rank_health_name(rank), False)
     server.add(RENDEZVOUS_SERVICE, wire.add_RendezvousServiceServicer_to_server, RendezvousServicer(control))
     server.add(COORDINATOR_SERVICE, wire.add_CoordinatorServiceServicer_to_server, CoordinatorServicer(control))

@@ -97,6 +97,11 @@ class Session:
             head_incarnation=control.incarnation,
         )
         self._outbox.put(wire.RegisterResponse(welcome=welcome))
+        if control.is_leftover(membership.lease):
+            _log.info("rank %d was taken away; its engine is told to leave", membership.lease.rank)
+            control.retire(membership.lease, None)
+        elif membership.lease.rank in control.roster.kept_drained:
+            self._outbox.put(wire.RegisterResponse(drain=wire.DrainCommand()))  # there is nothing to wait for yet
         return membership.lease
 
     @property

@@ -6,12 +6,13 @@ It is made with the first SyncWave stream. Ranks of a dense model open none, and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import grpc
 from muster import v1 as wire
 
 from services.head import wave_convert
+from services.head.absences import Absences
 from services.head.outbox import Outbox
 from services.head.waves import Disband, Form, Frames, Waves
 from services.rpc.errors import RpcError
@@ -27,8 +28,9 @@ WaveOutbox = Outbox[wire.SyncWaveResponse]
 class WaveGroup:
     """Applies what ranks say and sends what comes out of it. A rank without a stream is told again when it has one."""
 
-    def __init__(self, members: Iterable[int], on_epoch: Callable[[], None]) -> None:
+    def __init__(self, members: Iterable[int], absences: Absences, on_epoch: Callable[[], None]) -> None:
         """`on_epoch` is called when the group of another epoch is formed or heard of."""
+        self._absences = absences
         self._waves = Waves(members)
         self._on_epoch = on_epoch
         self._streams: dict[int, WaveOutbox] = {}
@@ -41,7 +43,8 @@ class WaveGroup:
 
     @property
     def members(self) -> tuple[int, ...]:
-        return self._waves.state.members
+        """The ranks that make the group, without those that it goes on without."""
+        return self._waves.present
 
     def open(self, rank: int, outbox: WaveOutbox) -> None:
         """A rank's stream, whose first frame is about to be heard; it takes the place of an older one."""
@@ -62,10 +65,6 @@ class WaveGroup:
         self._end(rank, "the lease of this rank has ended")
         self._send(self._waves.gone(rank))
 
-    def require(self, members: Iterable[int]) -> None:
-        """Changes who makes the group."""
-        self._send(self._waves.require(members))
-
     async def pause(self) -> None:
         """Returns when no rank steps, or when the pause was taken back."""
         self._send(self._waves.pause())
@@ -79,8 +78,16 @@ class WaveGroup:
     def is_pausing(self) -> bool:
         return self._waves.state.pausing
 
-    def tick(self, now_s: float) -> None:
-        """Names those for whom a group waits, every ten seconds."""
+    def tick(self, now_s: float, *, leaseless: Collection[int], started: bool) -> None:
+        """Goes on without ranks that were away for too long, where that is allowed, and names every ten seconds those
+        for whom a group waits. `leaseless` are ranks that nobody holds; `started`: the deployment has been complete."""
+        stations = self._waves.stations
+        due = self._absences.poll(stations, leaseless, now_s, started=started)
+        for rank in due.gone:
+            self._send(self._waves.gone(rank))
+        for rank in due.excused:
+            _log.warning("the lockstep group goes on without rank %d until it is back", rank)
+            self._send(self._waves.excuse(rank))
         awaited = self._waves.awaited
         if not awaited:
             self._told_s = now_s

@@ -20,6 +20,7 @@ class Station(Enum):
 
     UNKNOWN = "not heard of yet"  # by this head: it may be in a group
     GONE = "gone"  # its lease has ended
+    EXCUSED = "gone, and the others go on without it"
     FREE = "in no group"
     FORMING = "forming the group"
     IN = "in the group"
@@ -77,7 +78,7 @@ class WavesState(NamedTuple):
     """Everything the head remembers. `wave` is the current one, or the next while the group is idle."""
 
     members: tuple[int, ...] = ()  # ranks, ascending, that make the group
-    places: tuple[Place, ...] = ()  # of the members
+    places: tuple[Place, ...] = ()  # of the members; excused ones are not in the group until they are back
     epoch: int = NO_EPOCH  # the newest that was formed or heard of
     awaits_target: bool = False  # the first member forms, and the others are told when it listens
     wave: int = 0
@@ -101,9 +102,11 @@ class Waves:
 
     @property
     def is_formed(self) -> bool:
-        """All members are in the group of the newest epoch."""
-        state = self.state
-        return bool(state.places) and all(place == Place(Station.IN, state.epoch) for place in state.places)
+        """All members, but the excused ones, are in the group of the newest epoch."""
+        here = Place(Station.IN, self.state.epoch)
+        return any(place == here for place in self.state.places) and all(
+            place == here or place.station is Station.EXCUSED for place in self.state.places
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -119,38 +122,48 @@ class Waves:
         here = Place(Station.IN, state.epoch)
         known = zip(state.members, state.places, strict=True)
         late: dict[int, Station] = {
-            rank: place.station for rank, place in known if place != here and place.station is not Station.FREE
+            rank: place.station
+            for rank, place in known
+            if place != here and place.station not in (Station.FREE, Station.EXCUSED)
         }
-        return late or dict.fromkeys(state.members, Station.FREE)
+        return late or dict.fromkeys(self.present, Station.FREE)
+
+    @property
+    def stations(self) -> dict[int, Station]:
+        """Of all members."""
+        known = zip(self.state.members, self.state.places, strict=True)
+        return {rank: place.station for rank, place in known}
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The members that are not excused, which make the next group."""
+        known = zip(self.state.members, self.state.places, strict=True)
+        return tuple(rank for rank, place in known if place.station is not Station.EXCUSED)
 
     # Members
 
-    def require(self, members: Iterable[int]) -> Frames:
-        """Changes who makes the group; it is formed anew when that is not who is in it."""
-        old = dict(zip(self.state.members, self.state.places, strict=True))
-        ranks = tuple(sorted(members))
-        if ranks != self.state.members:
-            dropped = [(rank, old[rank]) for rank in old if rank not in ranks]
-            kept = tuple(old.get(rank, Place()) for rank in ranks)
-            self._change(members=ranks, places=kept)
-            for rank, place in dropped:
-                if place.station in _TOGETHER:
-                    self._say(rank, Disband(place.epoch, "this rank is no member any more"))
-            self._disband("its members change")
+    def gone(self, rank: int) -> Frames:
+        """The rank's lease has ended: its process is dead, or has left."""
+        if rank in self.state.members and self._place_of(rank).station is not Station.EXCUSED:
+            self._place(rank, Place(Station.GONE))
             self._settle()
         return self._take()
 
-    def gone(self, rank: int) -> Frames:
-        """The rank's lease has ended: its process is dead, or has left."""
-        if rank in self.state.members:
-            self._place(rank, Place(Station.GONE))
+    def excuse(self, rank: int) -> Frames:
+        """The others go on without a rank that is gone, until it stands again. Does nothing for any other."""
+        if rank in self.state.members and self._place_of(rank).station is Station.GONE:
+            self._place(rank, Place(Station.EXCUSED))
             self._settle()
+            self._wake()
         return self._take()
 
     def stands(self, rank: int, epoch: int, wave: int, *, running: bool, has_work: bool) -> Frames:
         """A rank has opened a stream, or has left or entered a group."""
         if rank not in self.state.members:
             return ()
+        if self._place_of(rank).station is Station.EXCUSED:
+            # Also a group that is being formed is one without it.
+            self._disband(f"rank {rank} is back")
         if epoch == NO_EPOCH:
             self._place(rank, Place(Station.FREE))
             self._settle()
@@ -162,6 +175,9 @@ class Waves:
             self._say(rank, Disband(epoch, "its group has ended"))
             return self._take()
         self._place(rank, Place(Station.IN, epoch))
+        if place.station is Station.UNKNOWN and len(self.present) < len(self.state.members):
+            # A group that another head has formed, and who is excused here may be in it.
+            self._disband("it may count on a rank that is gone")
         self._settle()
         if self._place_of(rank) == Place(Station.IN, self.state.epoch):
             self._catch_up(rank, wave, running=running, has_work=has_work)
@@ -170,10 +186,13 @@ class Waves:
     def listens(self, rank: int, epoch: int, target: str) -> Frames:
         """The first member of a group awaits the others there."""
         state = self.state
-        if state.awaits_target and epoch == state.epoch and rank == state.members[0]:
-            self._change(awaits_target=False, places=(Place(Station.FORMING, epoch),) * len(state.members))
-            for other in state.members[1:]:
-                self._say(other, Form(epoch, state.members, target))
+        present = self.present
+        if state.awaits_target and epoch == state.epoch and rank == present[0]:
+            self._change(awaits_target=False)
+            for other in present:
+                self._place(other, Place(Station.FORMING, epoch))
+            for other in present[1:]:
+                self._say(other, Form(epoch, present, target))
         return self._take()
 
     # Waves
@@ -213,14 +232,14 @@ class Waves:
         """Ends a group that cannot be complete, and forms one when all members are free."""
         if self._is_broken():
             self._disband("a member has left it")
-        state = self.state
-        if state.members and all(place.station is Station.FREE for place in state.places):
-            epoch = state.epoch + 1
+        present = self.present
+        if present and all(self._place_of(rank).station is Station.FREE for rank in present):
+            epoch = self.state.epoch + 1
             self._begin(0)
             # The others stay free until they are told: whoever forms or is in a group has been told so.
-            places = (Place(Station.FORMING, epoch), *state.places[1:])
-            self._change(epoch=epoch, places=places, awaits_target=len(places) > 1, wanted=False)
-            self._say(state.members[0], Form(epoch, state.members))
+            self._place(present[0], Place(Station.FORMING, epoch))
+            self._change(epoch=epoch, awaits_target=len(present) > 1, wanted=False)
+            self._say(present[0], Form(epoch, present))
 
     def _is_broken(self) -> bool:
         """Somebody is in a group, or forms it, that another member is known not to be in."""
@@ -228,9 +247,10 @@ class Waves:
         if not any(place.station in _TOGETHER for place in places):
             return False
         if self.state.awaits_target:
-            return any(place.station is not Station.FREE for place in places[1:])
+            return any(self._place_of(rank).station is not Station.FREE for rank in self.present[1:])
         return any(
-            place.station not in (*_TOGETHER, Station.UNKNOWN) or (place.station in _TOGETHER and place.epoch != epoch)
+            place.station not in (*_TOGETHER, Station.UNKNOWN, Station.EXCUSED)
+            or (place.station in _TOGETHER and place.epoch != epoch)
             for place in places
         )
 
@@ -301,7 +321,7 @@ class Waves:
         self._said.append((rank, frame))
 
     def _say_all(self, frame: Frame) -> None:
-        for rank in self.state.members:
+        for rank in self.present:
             self._say(rank, frame)
 
     def _take(self) -> Frames:

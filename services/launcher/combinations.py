@@ -26,10 +26,10 @@ def check(options: ServeOptions) -> None:
         _check_other_node(options)
     _check_sizes(options)
     _check_expert_parallel(options)
-    if options.quantization != "none" and options.device != "cpu":
+    if options.quantization != "none" and options.device == "cuda":
         raise FlagCombinationError(
-            f"--quantization {options.quantization} with --device {options.device}: weights are quantised for CPUs "
-            "only; give --device cpu, or leave --quantization out"
+            f"--quantization {options.quantization} with --device cuda: weights are quantised for CPUs only, on a GPU "
+            "they would be held in full again; give --device cpu, or leave --quantization out"
         )
     if options.attention_backend == "flash" and options.device == "cpu":
         raise FlagCombinationError(
@@ -224,8 +224,19 @@ def _check_head_node(options: ServeOptions) -> None:
 
 
 def _check_expert_parallel(options: ServeOptions) -> None:
+    limit_s = options.shrink_expert_group_after
+    if limit_s is not None and not options.enable_expert_parallel:
+        raise FlagCombinationError(
+            f"--shrink-expert-group-after {limit_s:g} without --enable-expert-parallel: each rank has all experts and "
+            "serves on without the others anyway; leave it out, or give --enable-expert-parallel"
+        )
     if not options.enable_expert_parallel:
         return
+    if limit_s is not None and not options.runs_head:
+        raise FlagCombinationError(
+            f"--shrink-expert-group-after {limit_s:g} on a node that joins another's head: that head decides for the "
+            "whole group; give it on the head's node and leave it out here"
+        )
     if options.kernels == "native":
         raise FlagCombinationError(
             "--enable-expert-parallel with --kernels native: the native kernels compute dense models only; leave one "

@@ -53,6 +53,7 @@ class KeptChild:
         self._child: Child | None = None
         self._stopping = asyncio.Event()
         self._died_early = True
+        self._hung_s = 0.0  # at the end of the present process's life
 
     @property
     def pid(self) -> int | None:
@@ -97,20 +98,15 @@ class KeptChild:
         if self._child is not None:
             await self._child.stop(grace_s)
 
-    def terminate(self) -> None:
-        """SIGTERM, and no restart."""
-        self._stopping.set()
-        if self._child is not None:
-            self._child.terminate()
-
     def kill(self) -> None:
         self._stopping.set()
         if self._child is not None:
             self._child.kill()
 
-    def restart(self) -> None:
-        """Ends a child that hangs; it is started again as one that died."""
+    def restart(self, *, hung_s: float = 0.0) -> None:
+        """Ends a child that hangs, since so many seconds; it is started again as one that died."""
         if self._child is not None:
+            self._hung_s = hung_s
             self._child.kill()
 
     async def _run_once(self, spec: ChildSpec, reason: Reason) -> int:
@@ -125,11 +121,13 @@ class KeptChild:
             self._died_early = True
             return 1
         started, pid = time.monotonic(), self._child.pid
+        self._hung_s = 0.0
         if self._stopping.is_set():  # told to stop while the process was being made
             self._child.terminate()
         try:
             code = await self._child.wait()
-            worked_s = time.monotonic() - started if self._worked_s is None else self._worked_s(pid)
+            lived_s = time.monotonic() - started - self._hung_s
+            worked_s = lived_s if self._worked_s is None else self._worked_s(pid)
             self._died_early = worked_s < WELL_AFTER_S
             return code
         finally:

@@ -18,6 +18,7 @@ from muster import v1 as wire
 from services.launcher import plan
 from services.launcher.banner import Banner
 from services.launcher.front_door import FrontDoor
+from services.launcher.hang_watch import MIN_PATIENCE_S, HangWatch
 from services.launcher.holdings import Holdings
 from services.launcher.lost_ranks import LostRanks
 from services.launcher.node import Node
@@ -74,7 +75,7 @@ class Launcher:
             plan.head_target(options, self._places),
             Dialer(options.security).dial,
             self._concerns_us,
-            options.data_parallel_size if options.runs_head else options.num_local_ranks,
+            self._num_expected,
             self._screen,
             on_roster=self._follow_size,
         )
@@ -108,7 +109,7 @@ class Launcher:
         self._say_where()
         following = asyncio.create_task(self._readiness.follow())
         # From the start on: an engine can hang while it loads.
-        watching = asyncio.create_task(self._end_hung_engines())
+        watching = asyncio.create_task(self._end_hung())
         try:
             try:
                 # The head has its own deadline for all ranks and says more; another node has only this one.
@@ -131,11 +132,26 @@ class Launcher:
 
     def _follow_size(self, roster: wire.Roster) -> None:
         self._roster = roster
+        self._node.note_size(roster)
         if self._was_ready and self._options.runs_head and not self._stop.is_set():
             self._node.follow_size(roster)
 
+    def _num_expected(self) -> int:
+        """Ranks without which this node is not ready; some of the start may have been taken away meanwhile."""
+        options, roster = self._options, self._roster
+        if not options.runs_head:
+            return min(options.num_local_ranks, self._node.num_engines)
+        wanted = roster.wanted_size if roster is not None else 0
+        return min(options.data_parallel_size, wanted or options.data_parallel_size)
+
+    async def _end_hung(self) -> None:
+        """What hangs neither dies nor comes back by itself. Runs for as long as the launcher does."""
+        dial, patience_s = Dialer(self._options.security).dial, max(MIN_PATIENCE_S, self._options.heartbeat_timeout)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(HangWatch(self._node.watched(), dial, self._screen, patience_s=patience_s).watch())
+            tasks.create_task(self._end_hung_engines())
+
     async def _end_hung_engines(self) -> None:
-        """A hung engine neither dies nor comes back by itself. Runs for as long as the launcher does."""
         lost = LostRanks(self._options.heartbeat_timeout)
         while True:
             await asyncio.sleep(_HANG_POLL_S)

@@ -10,6 +10,7 @@ from itertools import chain, repeat
 from muster import v1 as wire
 
 from services.launcher import plan
+from services.launcher.hang_watch import WatchedChild
 from services.launcher.kept_child import Gone, KeptChild
 from services.launcher.options import ServeOptions
 from services.launcher.plan import ChildSpec, Places
@@ -40,7 +41,9 @@ class Node:
         self._screen = screen
         self._was_ready = was_ready
         self.head_port = options.data_parallel_rpc_port
-        self.given_up: list[str] = []  # why, of each child that others serve on without
+        self._wanted_size: int | None = None  # for the next head
+        self._given_up: dict[KeptChild, str] = {}  # why, of each child that others serve on without
+        self._dismissals: dict[KeptChild, asyncio.Task[None]] = {}
 
         def keep(make_spec: Callable[[], ChildSpec], worked_s: Callable[[int], float] | None = None) -> KeptChild:
             return KeptChild(
@@ -72,28 +75,51 @@ class Node:
         """Why everything must stop: a child that nothing goes on without, or None when all children are done."""
         while True:
             task = await self._ended.get()
-            gone = task.result()
-            self._let_go(self._tasks[task], failed=gone.failure is not None)
+            gone, child = task.result(), self._tasks[task]
             if gone.failure is not None:
-                if gone.is_hopeless_for_all or not self._can_do_without(self._tasks[task]):
+                if gone.is_hopeless_for_all or not self._can_do_without(child):
                     return gone.failure
-                self.given_up.append(gone.failure)
+                self._given_up[child] = gone.failure
                 self._screen.say(
                     f"given up, the others serve on (--on-given-up serve): {gone.failure}; end this node and start it "
                     "again once the cause is gone",
                     level="ERROR",
                 )
+            self._let_go(child, failed=gone.failure is not None)
             if all(each.done() for each in self._tasks):
-                return self.given_up[0] if self.given_up else None
+                return next(iter(self._given_up.values()), None)
+
+    @property
+    def given_up(self) -> list[str]:
+        """Why, of each child that is missed and that the others serve on without."""
+        return list(self._given_up.values())
+
+    @property
+    def num_engines(self) -> int:
+        """Those that are to run here."""
+        return len(self._engines)
 
     @property
     def engine_pids(self) -> set[int]:
         return {engine.pid for engine in self._engines if engine.pid is not None}
 
+    def watched(self) -> list[WatchedChild]:
+        """Head and gateways, with where each answers health checks."""
+        found = [WatchedChild("head", head, f"unix:{self._places.head_socket}") for head in self._head]
+        several = len(self._gateways) > 1
+        for index, gateway in enumerate(self._gateways):
+            name = f"gateway {index}" if several else "gateway"
+            found.append(WatchedChild(name, gateway, f"unix:{self._places.gateway_socket(index)}"))
+        return found
+
     def restart_engine(self, pid: int) -> None:
         for engine in self._engines:
             if engine.pid == pid:
                 engine.restart()
+
+    def note_size(self, roster: wire.Roster) -> None:
+        """What the head was asked for last, which its successor has to know."""
+        self._wanted_size = roster.wanted_size or None
 
     def follow_size(self, roster: wire.Roster) -> None:
         """Starts engines for ranks that the head wants and nobody has, and ends those of ranks that were given up."""
@@ -105,13 +131,22 @@ class Node:
             if slot is None:
                 continue  # one that leaves still has its place
             engine = self._keep_engine(plan.plan_engine(options, self._places, slot=slot, rank=rank))
-            self._staff.hire(rank, slot, engine, roster.head_incarnation)
+            self._staff.hire(rank, slot, engine)
             self._engines.append(engine)
             self._start([engine])
         for engine in self._staff.superfluous(roster):
-            engine.terminate()
+            self._dismiss(engine)
+
+    def _dismiss(self, engine: KeptChild) -> None:
+        """Also one that hangs: its place may be needed."""
+        if self._given_up.pop(engine, None) is not None:
+            self._engines.remove(engine)  # it has ended already, and nobody misses it any more
+        elif engine not in self._dismissals:
+            stopping = engine.stop(self._options.shutdown_timeout + GOODBYE_S)
+            self._dismissals[engine] = asyncio.create_task(stopping)
 
     def _let_go(self, child: KeptChild, *, failed: bool) -> None:
+        self._dismissals.pop(child, None)
         self._staff.ended(child, failed=failed)
         if child in self._engines and not failed:
             self._engines.remove(child)
@@ -124,8 +159,8 @@ class Node:
         await _stop_all(self._gateways, drain_s + GOODBYE_S)
         await _stop_all(self._engines, max(0.0, deadline - time.monotonic()) + GOODBYE_S)
         await _stop_all(self._head, GOODBYE_S)
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if waiting := [*self._tasks, *self._dismissals.values()]:
+            await asyncio.wait(waiting)
 
     def kill(self) -> None:
         for child in (*self._gateways, *self._engines, *self._head):
@@ -147,7 +182,7 @@ class Node:
             self._tasks[task] = child
 
     def _head_spec(self) -> ChildSpec:
-        return plan.plan_head(self._options, self._places, port=self.head_port)
+        return plan.plan_head(self._options, self._places, port=self.head_port, wanted_size=self._wanted_size)
 
 
 async def _stop_all(children: Sequence[KeptChild], grace_s: float) -> None:

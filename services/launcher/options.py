@@ -39,6 +39,7 @@ class ServeOptions:
     data_parallel_bind_address: str | None
     data_parallel_rpc_port: int
     enable_expert_parallel: bool
+    shrink_expert_group_after: float | None
     headless: bool
     deployment_id: str
     engine_host: str | None

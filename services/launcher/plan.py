@@ -58,6 +58,9 @@ class Places:
     def head_socket(self) -> Path:
         return self.runtime_dir / "head.sock"
 
+    def gateway_socket(self, index: int) -> Path:
+        return self.runtime_dir / f"g{index}.sock"
+
     @property
     def metrics_dir(self) -> Path:
         return self.runtime_dir / "metrics"
@@ -67,16 +70,19 @@ class Places:
         return self.runtime_dir / "head.targets"
 
 
-def plan_head(options: ServeOptions, places: Places, *, port: int) -> ChildSpec:
-    """`port` is the flag's at first, and the one that was really taken when the head is restarted."""
+def plan_head(options: ServeOptions, places: Places, *, port: int, wanted_size: int | None = None) -> ChildSpec:
+    """`port` is the flag's at first, and the one that was really taken when the head is restarted; `wanted_size` is the
+    one that its predecessor told."""
     arguments = ["head", "--data-parallel-size", str(options.data_parallel_size)]
     arguments += _given("--max-data-parallel-size", options.max_data_parallel_size)
+    arguments += _given("--wanted-size", None if wanted_size == options.data_parallel_size else wanted_size)
     arguments += ["--deployment-id", options.deployment_id]
     arguments += ["--host", options.head_bind_address, "--port", str(port)]
     arguments += ["--unix-path", str(places.head_socket), "--targets-file", str(places.head_targets_file)]
     arguments += ["--ready-timeout", _number(options.ready_timeout)]
     arguments += ["--heartbeat-interval", _number(options.heartbeat_interval)]
     arguments += ["--heartbeat-timeout", _number(options.heartbeat_timeout)]
+    arguments += _given("--shrink-expert-group-after", options.shrink_expert_group_after)
     if options.num_local_ranks:
         arguments += ["--local-ranks", f"0-{options.num_local_ranks - 1}"]
     configuration = canonical_configuration(
@@ -178,7 +184,7 @@ def _plan_gateway(options: ServeOptions, places: Places, index: int) -> ChildSpe
     arguments += ["--open-metrics"] if options.open_metrics else []
     arguments += ["--response-store-size", str(options.response_store_size)]
     arguments += ["--response-ttl", _number(options.response_ttl)]
-    arguments += ["--unix-path", str(places.runtime_dir / f"g{index}.sock")]
+    arguments += ["--unix-path", str(places.gateway_socket(index))]
     arguments += ["--any-model-name"] if options.any_model_name else []
     arguments += ["--allowed-origins", *options.allowed_origins] if options.allowed_origins else []
     arguments += [] if options.page else ["--no-page"]

@@ -24,7 +24,7 @@ class Readiness:
         target: str,
         dial: Callable[[str], grpc.aio.Channel],
         concerns: Callable[[wire.RankEntry], bool],
-        num_expected: int,
+        num_expected: Callable[[], int],
         screen: Screen,
         on_roster: Callable[[wire.Roster], None] = lambda roster: None,
     ) -> None:
@@ -75,11 +75,11 @@ class Readiness:
             where = "" if self._target.startswith("unix:") else " (--data-parallel-address, --data-parallel-rpc-port)"
             return f"no head answered at {self._target}{where}"
         late = [f"rank {e.rank}: {progress.state_text(e)}" for e in self._entries if e.state != wire.RANK_STATE_READY]
-        unknown = self._num_expected - len(self._entries)
+        unknown = self._num_expected() - len(self._entries)
         if unknown > 0:
             late.append(f"{unknown} engine{'s' if unknown > 1 else ''} of this node not in the roster")
         return "; ".join(late) or "the gateway is not ready"
 
     def _all_ready(self, entries: Sequence[wire.RankEntry]) -> bool:
-        # As many as were asked for at the start; a rank that `muster scale` adds meanwhile gets its engine afterwards.
-        return sum(entry.state == wire.RANK_STATE_READY for entry in entries) >= self._num_expected
+        # As many as were asked for at the start and are still wanted; one that `muster scale` adds comes afterwards.
+        return sum(entry.state == wire.RANK_STATE_READY for entry in entries) >= self._num_expected()

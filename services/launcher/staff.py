@@ -15,7 +15,6 @@ Child = TypeVar("Child")
 class _Post(Generic[Child]):
     child: Child
     slot: int
-    head_incarnation: int = 0  # of the head that wanted it; 0: it was wanted from the start
     failed: bool = False  # given up
 
 
@@ -32,15 +31,15 @@ class Staff(Generic[Child]):
         return [rank for rank in own_ranks if rank in wanted and rank not in self._posts]
 
     def superfluous(self, roster: wire.Roster) -> list[Child]:
-        """Engines of ranks that nobody wants any more and that have no lease; failed ones may be tried anew later."""
+        """Engines of ranks that nobody wants any more and that have no lease; each failed one once, for its rank may be
+        tried anew later."""
         found = []
         for rank, post in list(self._posts.items()):
             if rank < roster.wanted_size:
                 continue
             if post.failed:
                 del self._posts[rank]
-            elif _is_absent(roster, rank) and post.head_incarnation in (0, roster.head_incarnation):
-                # A restarted head does not know yet what its predecessor wanted.
+            if post.failed or _is_absent(roster, rank):
                 found.append(post.child)
         return found
 
@@ -48,8 +47,8 @@ class Staff(Generic[Child]):
         taken = {post.slot for post in self._posts.values()}
         return next((slot for slot in range(num_slots) if slot not in taken), None)
 
-    def hire(self, rank: int, slot: int, child: Child, head_incarnation: int) -> None:
-        self._posts[rank] = _Post(child, slot, head_incarnation)
+    def hire(self, rank: int, slot: int, child: Child) -> None:
+        self._posts[rank] = _Post(child, slot)
 
     def ended(self, child: Child, *, failed: bool) -> None:
         """The child is not started again; when it failed, its rank is not filled again by itself."""

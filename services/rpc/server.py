@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_MS = 10_000
 # Calls of one connection at one time; a client with more of them waits, or opens another connection.
 _MAX_STREAMS = 1024
+# Calls of all connections that came while the event loop was busy. Beyond its own limit, from 1000 on, gRPC ends calls
+# at random with CANCELLED: a crowd's would hit everybody's. A waiting call costs some 10 KiB.
+_MAX_WAITING_CALLS = 64 * _MAX_STREAMS
 # Connections of those who ask for health on a port of its own.
 _MAX_PROBES = 64
 _IDLE_CONNECTION_MS = 15 * 60 * 1000
@@ -222,6 +225,8 @@ def _options(reuse_port: bool, num_connections: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", -1),
         ("grpc.max_receive_message_length", 64 * 1024 * 1024),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.server.max_pending_requests", _MAX_WAITING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _MAX_WAITING_CALLS),
         # Beyond that a connection is closed as soon as it comes, and those that are there go on.
         ("grpc.max_allowed_incoming_connections", num_connections),
         # A connection without a call is given back; its client dials again when it has one.

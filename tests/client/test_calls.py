@@ -11,6 +11,7 @@ import pytest
 from muster import v1 as wire
 from muster.client import (
     AsyncClient,
+    CallCancelledError,
     Client,
     DeadlineExceededError,
     InvalidRequestError,
@@ -94,6 +95,30 @@ async def test_streams_and_what_ends_them() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         await eventually(lambda: len(cluster.engines[0].aborted) == 3, "and the cancelled one")
+
+
+async def test_a_cancelled_call_is_not_a_cancelled_task() -> None:
+    """Whoever else cancels the call or closes the client: the reader's own task goes on, with an error of the call."""
+    async with gateway(EngineScript(steps_left=3)) as (cluster, target), AsyncClient(target) as client:
+        stream = client.chat_stream("x")
+        reading = asyncio.create_task(stream.answer())
+        await eventually(lambda: cluster.engines[0].num_live == 1, "the request runs")
+        stream.cancel()
+        with pytest.raises(CallCancelledError):
+            await reading
+        await eventually(lambda: len(cluster.engines[0].aborted) == 1, "the request was aborted")
+        readers = [asyncio.create_task(client.chat("x")), asyncio.create_task(client.chat_stream("x").answer())]
+        await eventually(lambda: cluster.engines[0].num_live == 2, "both run")
+        await client.close()
+        for reader in readers:
+            with pytest.raises(CallCancelledError):
+                await reader
+
+
+async def test_no_time_at_all_is_a_deadline() -> None:
+    async with gateway(EngineScript(token=says("x"))) as (_, target), AsyncClient(target, timeout_s=60) as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.chat("x", timeout_s=0)
 
 
 async def test_a_blocking_stream_that_is_left_is_aborted() -> None:

@@ -104,6 +104,8 @@ def test_where_a_rank_is() -> None:
         engine_target(roster, 1)
     with pytest.raises(LookupError, match="ranks are 0 to 1"):
         engine_target(roster, 2)
+    with pytest.raises(LookupError, match="rank -1 does not exist"):
+        engine_target(roster, -1)
 
 
 def test_the_client_needs_nothing_but_its_dependencies() -> None:

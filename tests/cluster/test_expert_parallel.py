@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.tiny_model import tiny_config, write_huggingface_directory
@@ -64,6 +68,44 @@ def test_a_group_outlives_a_killed_rank(tmp_path: Path) -> None:
         metrics = cluster.wait_for(lambda: _metrics(cluster.url), "the ranks' counters")
         assert re.search(r'^muster:exchanged_bytes_total\{dp_rank="0"\} [1-9]', metrics, re.MULTILINE)
         assert cluster.stop() == 0
+
+
+@pytest.mark.skipif(os.environ.get("MUSTER_NIGHTLY") != "1", reason="takes 18 s; `make nightly` runs it")
+def test_a_group_goes_on_without_a_node_that_has_gone_and_takes_it_back(tmp_path: Path) -> None:
+    directory = write_huggingface_directory(tmp_path / "m", tiny_config("qwen3_moe"))
+    flags = ("-dp", "3", "--enable-expert-parallel", "--dtype", "float32", "--max-model-len", "256")
+    here = (*flags, "-dpl", "2", "--shrink-expert-group-after", "1", *PORTS)
+    with Cluster(directory, *here) as cluster, ExitStack() as elsewhere:
+        port = cluster.head_target.rpartition(":")[2]
+        there = (*flags, "--headless", "-dpr", "2", "-dpl", "1", "-dpa", "127.0.0.1", "--data-parallel-rpc-port", port)
+        node = elsewhere.enter_context(Cluster(directory, *there))
+        cluster.wait_until_ready()
+        undisturbed: dict[int, str] = {}
+        for number in range(3):
+            _ask(cluster.url, number, undisturbed)
+        answers: dict[int, str] = {}
+        arrived = [threading.Event() for _ in range(3)]
+        asking = [
+            threading.Thread(target=_ask, args=(cluster.url, number, answers, arrived[number])) for number in range(3)
+        ]
+        for thread in asking:
+            thread.start()
+        for event in arrived:
+            assert event.wait(60)
+        node.send(signal.SIGKILL)
+        for thread in asking:
+            thread.join(60)
+        assert answers == undisturbed
+        assert cluster.state(2) == "LOST"
+        assert "the lockstep group goes on without rank 2" in cluster.output
+        epoch = cluster.roster().epoch
+        elsewhere.enter_context(Cluster(directory, *there))
+        cluster.wait_for(lambda: cluster.state(2) == "READY", "rank 2 back")
+        assert cluster.roster().epoch > epoch
+        answers.clear()
+        for number in range(3):
+            _ask(cluster.url, number, answers)
+        assert answers == undisturbed
 
 
 def _metrics(url: str) -> str:

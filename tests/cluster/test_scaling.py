@@ -45,9 +45,27 @@ def test_one_rank_becomes_three_and_one_again_and_no_request_fails(launch: Launc
         num_answers = load.num_answers
         cluster.wait_for(lambda: load.num_answers > num_answers + 6, "answers of the rank that is left")
     assert load.failures == []
+    a_head_that_dies_during_a_shrink_is_followed_by_one_that_knows_the_size(cluster)
     too_many = muster(cluster, "scale", "4")
     assert (too_many.returncode, "4 is not between 1 and 3" in too_many.stderr) == (1, True), too_many.stderr
     assert cluster.stop() == 0
+
+
+def a_head_that_dies_during_a_shrink_is_followed_by_one_that_knows_the_size(cluster: Cluster) -> None:
+    assert muster(cluster, "scale", "2").returncode == 0
+    leaving, (head,) = cluster.engine(1), cluster.children("head")
+    leaving.suspend()  # it gets the command and cannot obey yet
+    with ThreadPoolExecutor(1) as pool:
+        scaling = pool.submit(muster, cluster, "scale", "1")
+        cluster.wait_for(lambda: cluster.roster().wanted_size == 1, "a head that wants one rank")
+        head.kill()
+        assert scaling.result().returncode == 1
+    cluster.wait_for_output(r"head ended \(killed by SIGKILL\); starting it again")
+    cluster.wait_for(lambda: [child for child in cluster.children("head") if child.pid != head.pid], "another head")
+    leaving.resume()
+    cluster.wait_for(lambda: len(cluster.children("engine")) == 1, "one engine process")
+    again = muster(cluster, "scale", "1")
+    assert (again.returncode, again.stdout) == (0, "1 rank now\n"), again.stdout + again.stderr
 
 
 def test_a_rank_that_is_asked_for_during_the_start_comes_after_it(launch: Launch) -> None:

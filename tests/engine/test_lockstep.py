@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,8 +14,10 @@ from engine.core import EngineCore, StepResult
 from engine.errors import GroupBrokenError
 from engine.loop import EngineLoop
 from engine.parallel.exchange import ExpertExchange
+from engine.parallel.group_member import GroupMember
 from engine.parallel.lockstep import Lockstep
 from engine.parallel.placement import ExpertPlacement
+from engine.parallel.spreading import SpreadExperts
 from engine.request import FinishReason, Request, StopConditions
 from engine.waves import Ended, Frame, Standing, Started, WaveMember
 from tests.engine.test_loop import Results
@@ -67,7 +71,7 @@ class Layer:
     compute: Callable[[Tensor, list[int]], Tensor] = lambda rows, counts: rows
     num_served: int = 0
 
-    def place(self) -> None:
+    def place(self, placement: ExpertPlacement) -> None:
         raise NotImplementedError
 
     def run(self) -> None:
@@ -76,6 +80,23 @@ class Layer:
     def serve(self) -> None:
         self.num_served += 1
         self.run()
+
+
+@dataclass
+class PlacedLayer:
+    """An expert layer that only notes its placement, and fails once to get it."""
+
+    placement: ExpertPlacement
+    fails: bool = False
+
+    def place(self, placement: ExpertPlacement) -> None:
+        if self.fails:
+            self.fails = False
+            raise MemoryError
+        self.placement = placement
+
+    def serve(self) -> None:
+        raise NotImplementedError
 
 
 @dataclass
@@ -189,6 +210,51 @@ def test_a_broken_group_costs_no_request_anything() -> None:
         rank.lockstep.start(2, 0)
         assert tokens + rank.run() == continuation(PROMPT, 8), breaks_after
         rank.core.check()
+
+
+def test_a_rank_that_waits_in_an_exchange_tells_a_new_head_at_once() -> None:
+    """The engine thread waits for a member that has missed its start, and cannot be asked."""
+    rank, group = Rank(), ScriptedGroup()
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def wait(values: tuple[int, ...]) -> tuple[int, ...]:
+        waits.set()
+        assert goes_on.wait(10)
+        return values
+
+    group.maximum = wait  # type: ignore[method-assign]
+    rank.join(group)
+    loop = EngineLoop(rank.core, rank.results.deliver, rank.results.on_failure, lockstep=rank.lockstep)
+    spread = SpreadExperts(rank.exchange, (), 4, torch.device("cpu"), "m")
+    member = GroupMember(loop, rank.lockstep, spread, rank=0, host="127.0.0.1", on_listening=lambda *_: None)
+    loop.start()
+    try:
+        loop.submit(Request("a", PROMPT, stop=StopConditions(max_tokens=5)))
+        member.start(1, 0)
+        assert waits.wait(10)
+        num_told = len(rank.told)
+        assert member.connected() == (Standing(1, 0, running=True, has_work=True),)
+        assert len(rank.told) == num_told, "the engine thread has said so too"
+    finally:
+        goes_on.set()
+    rank.results.wait(lambda: not rank.lockstep.running)
+    assert member.connected() == (), "the engine thread says so, which has nothing else to do"
+    rank.results.wait(lambda: rank.told[-1] == Standing(1, 1, running=False, has_work=False))
+    assert loop.stop(10)
+
+
+def test_a_failed_placing_leaves_the_old_placement() -> None:
+    """And the next one puts all layers right, also one to the placement that was."""
+    exchange = ExpertExchange(ExpertPlacement(0, 3))
+    layers = [PlacedLayer(exchange.placement), PlacedLayer(exchange.placement, fails=True)]
+    spread = SpreadExperts(exchange, tuple(layers), 6, torch.device("cpu"), "m")
+    with pytest.raises(MemoryError):
+        spread.place(ExpertPlacement(0, 2))
+    assert exchange.placement == ExpertPlacement(0, 3)
+    spread.place(ExpertPlacement(0, 3))
+    assert [layer.placement for layer in layers] == [exchange.placement] * 2 == [ExpertPlacement(0, 3)] * 2
+    spread.place(ExpertPlacement(0, 2))
+    assert [layer.placement for layer in layers] == [exchange.placement] * 2 == [ExpertPlacement(0, 2)] * 2
 
 
 def test_a_group_that_the_head_ends_is_left_at_once() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DeviceError
 from engine.model.loading import open_checkpoint
 from engine.model.quantise import QuantisedWeights, quantise_matrix
 from engine.model.weights import StoredMatrix, float_matrix
@@ -155,6 +155,16 @@ def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
 def test_a_gpu_is_refused() -> None:
     with pytest.raises(ValueError, match=r"quantization: 'int8' is for CPUs; on device 'cuda'"):
         EngineConfig(Path("model"), device="cuda", quantization="int8")
+
+
+def test_the_device_decides_about_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_huggingface_directory(tmp_path / "tiny")
+    config = EngineConfig(path, device="auto", quantization="int8", kernels="torch", num_blocks=80, num_threads=1)
+    monkeypatch.setattr("engine.build.open_device", lambda name: torch.device("cuda", 0))
+    with pytest.raises(DeviceError, match=r"quantization: 'int8' is for CPUs, and device 'auto' is cuda:0 here"):
+        build_engine(config)
+    monkeypatch.setattr("engine.build.open_device", lambda name: torch.device("cpu"))
+    assert build_engine(config).facts.quantization == "int8"
 
 
 def test_a_matrix_that_is_read_value_by_value() -> None:

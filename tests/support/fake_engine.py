@@ -91,6 +91,7 @@ class FakeEngine:
         self.may_embed = asyncio.Event()
         self.may_embed.set()
         self._live: list[_Live] = []
+        self._streams: set[asyncio.Queue[wire.StepOutputs | None]] = set()
         self._wake = asyncio.Event()
         self._step = 0
         self._server: grpc.aio.Server | None = None
@@ -144,6 +145,11 @@ class FakeEngine:
     async def die(self) -> None:
         """As a killed process: no farewell."""
         await self.stop(0)
+
+    def end_streams(self) -> None:
+        """As an engine that is about to stop in order."""
+        for outbox in self._streams:
+            outbox.put_nowait(None)
 
     async def stop(self, grace_s: float = 0) -> None:
         if self._stepper is not None:
@@ -263,11 +269,13 @@ class _Servicer(wire.EngineServiceServicer):
         reader = asyncio.create_task(self._read(request_iterator, outbox))
         engine.num_attached += 1
         engine.num_dialled += 1
+        engine._streams.add(outbox)
         try:
             while (outputs := await outbox.get()) is not None:
                 yield wire.AttachResponse(outputs=outputs)
         finally:
             engine.num_attached -= 1
+            engine._streams.discard(outbox)
             engine._detach(outbox)
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)

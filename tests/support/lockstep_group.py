@@ -56,6 +56,7 @@ class EngineRank:
         }
         built = build_engine(EngineConfig(directory, **(values | changes)))
         assert built.spread is not None
+        self._tell = tell
         self.core = built.core
         self.exchange = built.spread.exchange
         self.lockstep = Lockstep(WaveMember(), self.exchange, built.spread.layers, lambda frames: _each(tell, frames))
@@ -73,7 +74,7 @@ class EngineRank:
 
     def connect(self) -> None:
         """A stream to the head was opened."""
-        self._member.connected()
+        _each(self._tell, self._member.connected())
 
     def hear(self, message: object) -> None:
         """A frame of the head, or a request."""
@@ -104,6 +105,7 @@ class Group:
         self.tokens: dict[str, list[int]] = {}
         self.finished: set[str] = set()
         self.loads: dict[int, LoadSnapshot] = {}
+        self._unheard: set[int] = set()  # ranks whose streams have ended
         self._changed = threading.Condition()
         self._heard: queue.SimpleQueue[tuple[int, object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="head", daemon=True)
@@ -119,9 +121,13 @@ class Group:
         """The rank's lease has ended."""
         self._heard.put((rank, "gone"))
 
-    def require(self, *members: int) -> None:
-        """Changes who makes the group."""
-        self._heard.put((-1, members))
+    def go_on_without(self, rank: int) -> None:
+        """The rank's lease has ended, and the group is allowed to do without it. It is not heard until `open`."""
+        self._heard.put((rank, "excused"))
+
+    def open(self, rank: int) -> None:
+        """A new stream of a rank; its `connect` comes next."""
+        self._heard.put((rank, "opened"))
 
     def submit(self, rank: int, request: Request) -> None:
         with self._changed:
@@ -166,8 +172,13 @@ class Group:
         match message:
             case "gone":
                 return waves.gone(rank)
-            case tuple() if rank < 0:
-                return waves.require(message)
+            case "excused":
+                self._unheard.add(rank)
+                return (*waves.gone(rank), *waves.excuse(rank))
+            case "opened":
+                self._unheard.discard(rank)
+            case Standing() | Listening() | Started() | Ended() if rank in self._unheard:
+                return ()
             case Standing(epoch, wave, running, has_work):
                 return waves.stands(rank, epoch, wave, running=running, has_work=has_work)
             case Listening(epoch, target):

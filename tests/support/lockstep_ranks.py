@@ -19,6 +19,7 @@ from services.engine import wave_convert
 from services.engine.state import EngineState
 from services.engine.wave_stream import WaveStream
 from tests.services.head.harness import Engine, Head
+from tests.support.direct_member import DirectMember
 from tests.support.waiting import eventually
 
 
@@ -98,7 +99,9 @@ class Rank:
 
     def _hear(self, response: wire.SyncWaveResponse) -> Frames:
         has_work = bool(self._num_waiting)
-        said = wave_convert.apply(self.member, response, rank=self.rank, has_work=has_work)
+        ears = DirectMember(self.member, has_work=has_work)
+        wave_convert.apply(ears, response)
+        said = ears.said
         if response.HasField("form"):
             self._meetings.setdefault(response.epoch, Meeting(len(response.form.members)))
             if not response.form.group_target:

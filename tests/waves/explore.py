@@ -7,6 +7,7 @@ proves, for every state reached:
   every message that was sent arrives and every rank that can go on does, the group gets there: no request waits for
   ever, no rank waits alone in an exchange for ever, and an idle group goes to sleep.
 - Once everything that was said is heard, the head knows of a group that runs.
+- Where the group may go on without ranks that are gone, the same holds of those that are left, if nobody comes back.
 - If the operator wants a pause, the group can get to stand still without the operator doing anything, and once it
   stands still it does so until the pause is taken back.
 """
@@ -19,7 +20,16 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.waves.group import Group, State, Violation
+from tests.waves.group import REPLACED, RESUME, Group
+from tests.waves.state import State, Violation
+
+_NO_KIND, _OTHER, _RESUMES, _REPLACES = range(4)
+
+
+def _kind(label: str) -> int:
+    if label == RESUME:
+        return _RESUMES
+    return _REPLACES if label.startswith(REPLACED) else _OTHER
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class _Walk:
         self.numbers: dict[State, int] = {}
         self.parents: list[tuple[int, str]] = []
         self.sources, self.targets = array("I"), array("I")
-        self.by_operator = bytearray()
+        self.kinds = bytearray()  # of the moves; see _kind
 
     def add(self, state: State, parent: int, label: str) -> int:
         number = self.numbers.get(state)
@@ -52,33 +62,34 @@ class _Walk:
 
     def run(self, start: State) -> str:
         """What was wrong on the way, with its trace."""
+        view = self.group.view
         self.add(start, -1, "start")
         number = 0
         while number < len(self.states):
             state = self.states[number]
-            still = self.group.is_still(state)
+            still = view.is_still(state)
             try:
                 for label, after in self.group.successors(state):
                     target = self.add(after, number, label)
                     self.sources.append(number)
                     self.targets.append(target)
-                    self.by_operator.append(label == "resume")
-                    if still and self.group.is_pausing(after) and not self.group.is_still(after):
+                    self.kinds.append(_kind(label))
+                    if still and view.is_pausing(after) and not view.is_still(after):
                         return self.trace(target, "the group moves although it is paused")
             except Violation as violation:
                 return self.trace(number, str(violation))
-            if self.group.is_misjudged(state):
+            if view.is_misjudged(state):
                 return self.trace(number, "the head takes a group to be idle that runs")
             if len(self.states) > self.max_states:
                 return self.trace(number, f"more than {self.max_states} states: something begins again and again")
             number += 1
         return ""
 
-    def reach(self, goal: Callable[[State], bool], *, with_operator: bool = True) -> bytearray:
-        """For each state, whether one for which `goal` holds can be reached from it."""
+    def reach(self, goal: Callable[[State], bool], *, without: int = _NO_KIND) -> bytearray:
+        """For each state, whether one for which `goal` holds can be reached from it, without moves of a kind."""
         before: list[list[int]] = [[] for _ in self.states]
-        for source, target, resumes in zip(self.sources, self.targets, self.by_operator, strict=True):
-            if with_operator or not resumes:
+        for source, target, kind in zip(self.sources, self.targets, self.kinds, strict=True):
+            if kind != without:
                 before[target].append(source)
         frontier = [number for number, state in enumerate(self.states) if goal(state)]
         reached = bytearray(len(self.states))
@@ -96,7 +107,7 @@ class _Walk:
         while number >= 0:
             number, label = self.parents[number]
             labels.append(label)
-        return f"{problem}\nafter: {', '.join(reversed(labels))}\n{self.group.describe(self.states[last])}"
+        return f"{problem}\nafter: {', '.join(reversed(labels))}\n{self.group.view.describe(self.states[last])}"
 
 
 def explore(group: Group, start: State, *, max_states: int = 2_000_000) -> Found:
@@ -113,14 +124,21 @@ def explore(group: Group, start: State, *, max_states: int = 2_000_000) -> Found
 
 
 def _unreached(walk: _Walk) -> str:
-    group = walk.group
-    good = walk.reach(group.is_good)
+    view = walk.group.view
+    good = walk.reach(view.is_good)
     for number, reached in enumerate(good):
         if not reached:
             return walk.trace(number, "the group never comes to rest with every request answered")
-    if any(group.is_pausing(state) for state in walk.states):
-        still = walk.reach(group.is_still, with_operator=False)
+    if walk.group.scenario.shrinks:
+        served = walk.reach(
+            lambda state: view.is_good(state) or view.is_good_without_the_dead(state), without=_REPLACES
+        )
+        for number, reached in enumerate(served):
+            if not reached:
+                return walk.trace(number, "the group never serves without a rank that stays away")
+    if any(view.is_pausing(state) for state in walk.states):
+        still = walk.reach(view.is_still, without=_RESUMES)
         for number, state in enumerate(walk.states):
-            if group.is_pausing(state) and not still[number]:
+            if view.is_pausing(state) and not still[number]:
                 return walk.trace(number, "the group never stands still although it is asked to")
     return ""

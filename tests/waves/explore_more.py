@@ -6,7 +6,8 @@ import sys
 import time
 
 from tests.waves.explore import explore
-from tests.waves.group import Group, Scenario
+from tests.waves.group import Group
+from tests.waves.state import Scenario
 
 SCENARIOS = (
     Scenario(requests=(2, 2)),
@@ -24,6 +25,9 @@ SCENARIOS = (
     Scenario(requests=(1,), crashes=1, head_restarts=1),
     Scenario(requests=(1,), head_restarts=1, breaks=1),
     Scenario(requests=(1,), crashes=1, failures=1),
+    Scenario(requests=(1,), crashes=1, breaks=1, shrinks=True),
+    Scenario(requests=(1,), crashes=1, head_restarts=1, shrinks=True),
+    Scenario(requests=(1,), crashes=2, shrinks=True),
     Scenario(requests=(2, 1), pauses=1),
     Scenario(requests=(2, 1), breaks=1),
 )

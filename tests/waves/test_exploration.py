@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.waves.explore import explore
-from tests.waves.group import Group, Scenario
+from tests.waves.group import Group
+from tests.waves.state import Scenario
 
 SCENARIOS = {
     "first requests to a group that forms": (Scenario(), False),
@@ -18,6 +19,11 @@ SCENARIOS = {
     "a rank cannot form the group": (Scenario(requests=(1,), failures=1), False),
     "a rank dies and is replaced": (Scenario(requests=(1,), crashes=1), True),
     "a rank freezes, which only the head notices": (Scenario(requests=(1,), crashes=1, breaks_show=False), True),
+    "a rank dies and the others go on without it": (Scenario(requests=(1,), crashes=1, shrinks=True), True),
+    "a rank freezes and the others go on without it": (
+        Scenario(requests=(1,), crashes=1, breaks_show=False, shrinks=True),
+        True,
+    ),
     "the head is restarted": (Scenario(requests=(1,), head_restarts=1), True),
 }
 

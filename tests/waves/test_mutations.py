@@ -14,7 +14,8 @@ from engine.waves import Frames, Vote, WaveMember
 from services.head import waves as head
 from services.head.waves import Place, Start, Station, Waves
 from tests.waves.explore import explore
-from tests.waves.group import Group, Rank, Scenario, Stream
+from tests.waves.group import Group
+from tests.waves.state import Rank, Scenario, Stream
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,30 @@ class DisbandsTheUntold(Waves):
         return super().listens(rank, epoch, target)
 
 
+class WaitsForTheGone(Waves):
+    """A rank that stays away is waited for, although the group may go on without it."""
+
+    def excuse(self, rank: int) -> head.Frames:
+        return ()
+
+
+class CountsOnTheGone(Waves):
+    """A group is formed of all ranks, also of those that are gone."""
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        return self.state.members
+
+
+class LeavesTheReturnedOut(Waves):
+    """A rank comes back while the others form a group without it, and is taken to be in that one."""
+
+    def stands(self, rank: int, epoch: int, wave: int, *, running: bool, has_work: bool) -> head.Frames:
+        if self._place_of(rank).station is Station.EXCUSED:
+            self._place(rank, Place(Station.FREE))
+        return super().stands(rank, epoch, wave, running=running, has_work=has_work)
+
+
 class SpeaksTooEarly(Group):
     """The head speaks on a stream before it has heard where the rank stands. Found by the exploration itself."""
 
@@ -227,6 +252,7 @@ TWICE = Scenario(requests=(2, 1))
 PAUSED = Scenario(pauses=1)
 BROKEN = Scenario(requests=(1,), breaks=1)
 FROZEN = Scenario(requests=(1,), crashes=1, breaks_show=False)
+SHRINKING = Scenario(requests=(1,), crashes=1, breaks_show=False, shrinks=True)
 IDLE_TAKEN = "takes a group to be idle"
 STEPS_WITHOUT = "exchange tokens without"
 THOUGH_PAUSED = "although it is paused"
@@ -253,6 +279,9 @@ BUGS = [
     Bug(Scenario(requests=(1,), head_restarts=1), IDLE_TAKEN, waves=ForgetsAtRestart),
     Bug(FROZEN, NEVER_RESTS, waves=LeavesTheOthersWaiting),
     Bug(BROKEN, NEVER_RESTS, waves=DisbandsTheUntold, formed=False),
+    Bug(SHRINKING, "never serves without a rank", waves=WaitsForTheGone),
+    Bug(SHRINKING, "never serves without a rank", waves=CountsOnTheGone),
+    Bug(SHRINKING, "meet in different groups", waves=LeavesTheReturnedOut),
     Bug(BROKEN, NEVER_RESTS, group=SpeaksTooEarly, formed=False),
 ]
 

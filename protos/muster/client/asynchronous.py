@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar, Unpack
 
@@ -10,7 +11,7 @@ import grpc
 from muster import v1 as wire
 from muster.client.answers import Answer, Generated, TextReader, to_answer, to_generated
 from muster.client.connection import INFERENCE, NO_FACTS, CallFacts, Connection, Metadata, Tls, engine_target
-from muster.client.errors import to_error
+from muster.client.errors import CallCancelledError, to_error
 from muster.client.options import (
     Message,
     Options,
@@ -38,6 +39,9 @@ class AsyncStream(Generic[T]):
                 yield self._pick(message)
         except grpc.aio.AioRpcError as error:
             raise to_error(error) from error
+        except asyncio.CancelledError:
+            _tell_apart(self._call)
+            raise
 
     async def __aenter__(self) -> AsyncStream[T]:
         return self
@@ -134,7 +138,9 @@ class AsyncEngine:
         """Deltas, never cumulative; the last has finish_reason and usage."""
         request = to_generate_request(token_ids, options, request_id=request_id, prompt_logprobs=prompt_logprobs)
         facts = CallFacts(traceparent=traceparent, rank=self._rank)
-        call = self._stub.Generate(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata(facts))
+        call = self._stub.Generate(
+            request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata(facts)
+        )
         return AsyncStream(call, _same)
 
     async def abort(self, request_ids: Sequence[str]) -> int:
@@ -349,7 +355,9 @@ class AsyncClient:
         return wire.AdminServiceStub(self._at_head())
 
     def _stream(self, method: Callable[..., Any], request: Any, timeout_s: float | None, facts: CallFacts) -> Any:
-        return method(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata(facts))
+        return method(
+            request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata(facts)
+        )
 
     async def _unary(self, method: Callable[..., Awaitable[T]], request: Any) -> T:
         return await _unary(method, request, self._timeout_s, self._metadata(NO_FACTS))
@@ -363,10 +371,21 @@ class AsyncClient:
 
 
 async def _unary(method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None, metadata: Metadata) -> T:
+    call = method(request, timeout=timeout_s, metadata=metadata)
     try:
-        return await method(request, timeout=timeout_s, metadata=metadata)
+        return await call
     except grpc.aio.AioRpcError as error:
         raise to_error(error) from error
+    except asyncio.CancelledError:
+        _tell_apart(call)
+        raise
+
+
+def _tell_apart(call: Any) -> None:
+    """Raises CallCancelledError unless it is the reading task that was cancelled: grpc tells both alike."""
+    task = asyncio.current_task()
+    if call.cancelled() and (task is None or not task.cancelling()):
+        raise CallCancelledError("this client has cancelled the call", code=grpc.StatusCode.CANCELLED) from None
 
 
 def _same(message: T) -> T:

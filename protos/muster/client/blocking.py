@@ -134,7 +134,9 @@ class Engine:
         """Deltas, never cumulative; the last has finish_reason and usage."""
         request = to_generate_request(token_ids, options, request_id=request_id, prompt_logprobs=prompt_logprobs)
         facts = CallFacts(traceparent=traceparent, rank=self._rank)
-        call = self._stub.Generate(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata(facts))
+        call = self._stub.Generate(
+            request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata(facts)
+        )
         return Stream(call, _same)
 
     def abort(self, request_ids: Sequence[str]) -> int:
@@ -349,7 +351,9 @@ class Client:
         return wire.AdminServiceStub(self._at_head())
 
     def _stream(self, method: Callable[..., Any], request: Any, timeout_s: float | None, facts: CallFacts) -> Any:
-        return method(request, timeout=timeout_s or self._timeout_s, metadata=self._metadata(facts))
+        return method(
+            request, timeout=self._timeout_s if timeout_s is None else timeout_s, metadata=self._metadata(facts)
+        )
 
     def _unary(self, method: Callable[..., T], request: Any) -> T:
         return _unary(method, request, self._timeout_s, self._metadata(NO_FACTS))

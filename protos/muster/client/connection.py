@@ -120,8 +120,9 @@ class Connection:
 
 def engine_target(roster: wire.Roster, rank: int) -> str:
     """Where to reach a rank, over TCP where it can be. Raises LookupError for one that cannot be asked now."""
-    if rank >= len(roster.ranks):
-        raise LookupError(f"rank {rank} does not exist: ranks are 0 to {len(roster.ranks) - 1}")
+    if not 0 <= rank < len(roster.ranks):
+        known = f"ranks are 0 to {len(roster.ranks) - 1}" if roster.ranks else "the roster names none"
+        raise LookupError(f"rank {rank} does not exist: {known}")
     entry = roster.ranks[rank]
     if not entry.targets:
         state = wire.RankState.Name(entry.state).removeprefix("RANK_STATE_")

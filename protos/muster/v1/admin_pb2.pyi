@@ -308,7 +308,7 @@ Global___ScaleRequest: _TypeAlias = ScaleRequest  # noqa: Y015
 
 @_typing.final
 class ScaleResponse(_message.Message):
-    """ScaleResponse has a result per rank that came or went."""
+    """ScaleResponse has a result per rank that came, came back or went."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -107,7 +107,8 @@ class AdminServiceServicer:
 
     def Drain(self, request, context):
         """Drain lets ranks finish their requests and gives them no new ones. It
-        answers when all selected ranks are idle, or at the timeout.
+        answers when all selected ranks are idle, or at the timeout. The head lets
+        a rank's next process drain too, until Undrain or Scale.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,8 +135,10 @@ class AdminServiceServicer:
         """Scale changes how many independent ranks the deployment has, up to the
         limit that the head was started with. Growing answers when the new ranks
         are READY; those that are not at the timeout are given up, so that the size
-        is what really serves. Shrinking drains the last ranks, then ends their
-        processes. One at a time: ABORTED while another one is under way. Head only.
+        is what really serves. Shrinking lets the last ranks finish their requests
+        and ends their processes. Ranks that remain and drain take requests again,
+        also when the size stays; then lost ones are waited for too. One at a time:
+        ABORTED while another one is under way. Head only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

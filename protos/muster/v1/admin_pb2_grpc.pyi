@@ -38,7 +38,8 @@ class AdminServiceStub:
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
     """Drain lets ranks finish their requests and gives them no new ones. It
-    answers when all selected ranks are idle, or at the timeout.
+    answers when all selected ranks are idle, or at the timeout. The head lets
+    a rank's next process drain too, until Undrain or Scale.
     """
     Undrain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]
     """Undrain takes a drain back."""
@@ -52,8 +53,10 @@ class AdminServiceStub:
     """Scale changes how many independent ranks the deployment has, up to the
     limit that the head was started with. Growing answers when the new ranks
     are READY; those that are not at the timeout are given up, so that the size
-    is what really serves. Shrinking drains the last ranks, then ends their
-    processes. One at a time: ABORTED while another one is under way. Head only.
+    is what really serves. Shrinking lets the last ranks finish their requests
+    and ends their processes. Ranks that remain and drain take requests again,
+    also when the size stays; then lost ones are waited for too. One at a time:
+    ABORTED while another one is under way. Head only.
     """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
@@ -82,7 +85,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
     """Drain lets ranks finish their requests and gives them no new ones. It
-    answers when all selected ranks are idle, or at the timeout.
+    answers when all selected ranks are idle, or at the timeout. The head lets
+    a rank's next process drain too, until Undrain or Scale.
     """
     Undrain: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainRequest, _admin_pb2.UndrainResponse]  # type: ignore[assignment]
     """Undrain takes a drain back."""
@@ -96,8 +100,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Scale changes how many independent ranks the deployment has, up to the
     limit that the head was started with. Growing answers when the new ranks
     are READY; those that are not at the timeout are given up, so that the size
-    is what really serves. Shrinking drains the last ranks, then ends their
-    processes. One at a time: ABORTED while another one is under way. Head only.
+    is what really serves. Shrinking lets the last ranks finish their requests
+    and ends their processes. Ranks that remain and drain take requests again,
+    also when the size stays; then lost ones are waited for too. One at a time:
+    ABORTED while another one is under way. Head only.
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
     """ResetPrefixCache forgets all cached blocks that no live request uses."""
@@ -129,7 +135,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
         """Drain lets ranks finish their requests and gives them no new ones. It
-        answers when all selected ranks are idle, or at the timeout.
+        answers when all selected ranks are idle, or at the timeout. The head lets
+        a rank's next process drain too, until Undrain or Scale.
         """
 
     @_abc_1.abstractmethod
@@ -161,8 +168,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Scale changes how many independent ranks the deployment has, up to the
         limit that the head was started with. Growing answers when the new ranks
         are READY; those that are not at the timeout are given up, so that the size
-        is what really serves. Shrinking drains the last ranks, then ends their
-        processes. One at a time: ABORTED while another one is under way. Head only.
+        is what really serves. Shrinking lets the last ranks finish their requests
+        and ends their processes. Ranks that remain and drain take requests again,
+        also when the size stays; then lost ones are waited for too. One at a time:
+        ABORTED while another one is under way. Head only.
         """
 
     @_abc_1.abstractmethod

@@ -13,10 +13,10 @@ from anthropic import beta_async_tool
 from gateway.errors import Draining, EngineFailed, GatewayError, NoBackend, Overloaded, RequestTimeout
 from gateway.generation_request import GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
+from tests.gateway.http.responding import prompt_of
 from tests.gateway.http.test_anthropic_sdk import MESSAGES, TOOLS
 from tests.gateway.http.test_errors import fails_with
 from tests.gateway.http.test_messages import TWO_CALLS
-from tests.gateway.http.test_responses import prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying, saying
 from tests.support.scripted_generator import CACHED_TOKENS, answer_text

@@ -10,8 +10,8 @@ import pytest
 from anthropic.types import MessageParam, TextBlock, ToolParam, ToolUseBlock
 
 from gateway.errors import EngineFailed, Overloaded
+from tests.gateway.http.responding import failing, prompt_of
 from tests.gateway.http.test_messages import TWO_CALLS
-from tests.gateway.http.test_responses import failing, prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text

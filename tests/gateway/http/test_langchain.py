@@ -14,7 +14,7 @@ from langchain_core.messages import AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from tests.gateway.http.test_responses import TWO_CALLS, prompt_of
+from tests.gateway.http.responding import TWO_CALLS, prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text, vector_of

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.errors import EngineFailed, Overloaded
 from gateway.generation_request import ConstraintKind, FinishReason
-from tests.gateway.http.test_responses import failing, named_events, prompt_of
+from tests.gateway.http.responding import failing, named_events, prompt_of
 from tests.support.rest_api import Json, RestApi
 from tests.support.saying import HERMES_TEMPLATE, api_saying
 from tests.support.scripted_generator import CACHED_TOKENS, MAX_MODEL_LEN, answer_text

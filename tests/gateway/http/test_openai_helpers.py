@@ -23,8 +23,8 @@ from gateway.errors import (
 )
 from gateway.generation_request import FinishReason, GenerationEvent, GenerationRequest
 from gateway.tokenizer import Tokenizer
+from tests.gateway.http.responding import TWO_CALLS
 from tests.gateway.http.test_errors import fails_with
-from tests.gateway.http.test_responses import TWO_CALLS
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying, saying
 from tests.support.scripted_generator import answer

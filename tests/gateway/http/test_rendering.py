@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.gateway.http.test_responses import prompt_of
+from tests.gateway.http.responding import prompt_of
 from tests.support.rest_api import RestApi
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi <|im_end|>"}]}

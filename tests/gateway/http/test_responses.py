@@ -1,75 +1,29 @@
-"""The Responses API over a scripted generator: bodies, events, tools, and responses that are continued."""
+"""The Responses API over a scripted generator: bodies, events, tools and formats."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.errors import EngineFailed, Overloaded
-from gateway.generation_request import ConstraintKind, FinishReason, GenerationEvent, GenerationRequest
-from gateway.tokenizer import Tokenizer
+from gateway.generation_request import ConstraintKind, FinishReason
+from tests.gateway.http.responding import (
+    CLOCK,
+    ONE_CALL,
+    PATH,
+    TWO_CALLS,
+    WEATHER,
+    ask,
+    ask_api,
+    prompt_of,
+    stream,
+)
 from tests.support.rest_api import Json, RestApi
 from tests.support.saying import api_saying
-from tests.support.scripted_generator import CACHED_TOKENS, Script, answer, answer_text
+from tests.support.scripted_generator import CACHED_TOKENS, answer_text
 from tests.support.tokenizer_files import CHAT_TEMPLATE, tiny_tokenizer
-
-PATH = "/v1/responses"
-WEATHER: Json = {
-    "type": "function",
-    "name": "weather",
-    "description": "Tells it.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    "strict": False,
-}
-CLOCK: Json = {"type": "function", "name": "clock"}
-TWO_CALLS = (
-    'Let me look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🙂"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
-)
-ONE_CALL = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
-
-
-def prompt_of(*turns: tuple[str, str]) -> tuple[int, ...]:
-    return tuple(tiny_tokenizer().encode_chat([{"role": role, "content": text} for role, text in turns]))
-
-
-async def ask(client: httpx.AsyncClient, **fields: Any) -> Json:
-    response = await client.post(PATH, json={"model": "tiny", **fields})
-    assert response.status_code == 200, response.text
-    body = response.json()
-    assert isinstance(body, dict)
-    return body
-
-
-async def ask_api(api: RestApi, **fields: Any) -> Json:
-    async with api.client() as client:
-        return await ask(client, **fields)
-
-
-async def stream(api: RestApi, **fields: Any) -> list[Json]:
-    async with api.client() as client:
-        response = await client.post(PATH, json={"model": "tiny", "stream": True, **fields})
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return named_events(response.content)
-
-
-def named_events(body: bytes) -> list[Json]:
-    """The events of a stream; each has its name in front, and nothing else is in the stream."""
-    *frames, rest = body.split(b"\n\n")
-    assert rest == b""
-    events = []
-    for frame in frames:
-        name, data = frame.split(b"\n")
-        event: Json = json.loads(data.removeprefix(b"data: "))
-        assert name == b"event: " + event["type"].encode()
-        events.append(event)
-    return events
 
 
 def check_order(events: list[Json]) -> None:
@@ -198,64 +152,6 @@ async def test_an_answer_of_nothing_is_a_message_without_text() -> None:
     check_order(await stream(api, input="hi"))
 
 
-async def test_instructions_come_first_and_are_not_kept(client: httpx.AsyncClient, api: RestApi) -> None:
-    first = await ask(client, input="hi", instructions="Be brief.")
-    assert first["instructions"] == "Be brief."
-    assert api.generator.requests[0].prompt_token_ids == prompt_of(("system", "Be brief."), ("user", "hi"))
-    await ask(client, input="more", previous_response_id=first["id"])
-    said = first["output"][0]["content"][0]["text"]
-    assert api.generator.requests[1].prompt_token_ids == prompt_of(
-        ("user", "hi"), ("assistant", said), ("user", "more")
-    )
-
-
-async def test_a_chain_of_responses(client: httpx.AsyncClient, api: RestApi) -> None:
-    turns: list[tuple[str, str]] = []
-    previous = None
-    for number in range(4):
-        body = await ask(client, input=f"turn {number}", previous_response_id=previous)
-        turns.append(("user", f"turn {number}"))
-        assert api.generator.requests[-1].prompt_token_ids == prompt_of(*turns)
-        assert body["previous_response_id"] == previous
-        turns.append(("assistant", body["output"][0]["content"][0]["text"]))
-        previous = body["id"]
-    branch = await ask(client, input="again", previous_response_id=previous)
-    assert branch["id"] != previous
-
-
-async def test_a_streamed_response_can_be_continued_at_once(api: RestApi) -> None:
-    async with api.client() as client:
-        response = await client.post(PATH, json={"input": "hi", "stream": True})
-        final = named_events(response.content)[-1]["response"]
-        await ask(client, input="more", previous_response_id=final["id"])
-        assert (await client.get(f"{PATH}/{final['id']}")).json() == final
-
-
-async def test_results_of_calls_go_back() -> None:
-    """By the id of the response, by the items themselves, and by references: the model sees the same."""
-    api = api_saying(TWO_CALLS)
-    async with api.client() as client:
-        first = await ask(client, input="hi", tools=[WEATHER, CLOCK])
-        calls = [item for item in first["output"] if item["type"] == "function_call"]
-        results = [
-            {"type": "function_call_output", "call_id": calls[0]["call_id"], "output": "sunny"},
-            {
-                "type": "function_call_output",
-                "call_id": calls[1]["call_id"],
-                "output": [{"type": "input_text", "text": "noon"}],
-            },
-        ]
-        await ask(client, input=results, previous_response_id=first["id"], tools=[WEATHER, CLOCK])
-        said = [{"role": "user", "content": "hi"}]
-        thought = {"type": "reasoning", "id": "rs_1", "summary": []}
-        await ask(client, input=[*said, thought, *first["output"], *results], tools=[WEATHER, CLOCK])
-        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
-        await ask(client, input=[*said, *references, *results], tools=[WEATHER, CLOCK])
-    prompts = [request.prompt_token_ids for request in api.generator.requests]
-    assert prompts[1] == prompts[2] == prompts[3]
-    assert len(prompts[1]) > len(prompts[0])
-
-
 async def test_parts_and_roles(client: httpx.AsyncClient, api: RestApi) -> None:
     await ask(
         client,
@@ -270,65 +166,6 @@ async def test_parts_and_roles(client: httpx.AsyncClient, api: RestApi) -> None:
     assert api.generator.requests[0].prompt_token_ids == prompt_of(
         ("system", "a"), ("user", "b\nc"), ("assistant", "d"), ("assistant", "no"), ("user", "e")
     )
-
-
-async def test_a_finished_response_is_there_until_it_is_deleted(client: httpx.AsyncClient) -> None:
-    body = await ask(client, input="hi", metadata={"a": "b"}, store=True)
-    url = f"{PATH}/{body['id']}"
-    assert (await client.get(url)).json() == body
-    cancelled = await client.post(f"{url}/cancel")
-    assert cancelled.status_code == 400
-    streamed = await client.get(url, params={"stream": "true"})
-    assert streamed.json()["error"]["param"] == "stream"
-    gone = await client.delete(url)
-    assert gone.json() == {"id": body["id"], "object": "response", "deleted": True}
-    for response in (
-        await client.get(url),
-        await client.delete(url),
-        await client.get(f"{url}/input_items"),
-        await client.post(f"{url}/cancel"),
-    ):
-        assert response.status_code == 404
-        assert response.json()["error"]["code"] == "response_not_found"
-
-
-async def test_what_is_not_stored_cannot_be_continued(client: httpx.AsyncClient, api: RestApi) -> None:
-    body = await ask(client, input="hi", store=False)
-    assert body["store"] is False
-    response = await client.post(PATH, json={"input": "more", "previous_response_id": body["id"]})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
-    assert len(api.generator.requests) == 1
-
-
-async def test_without_a_store_nothing_is_kept(api: RestApi) -> None:
-    api.settings = replace(api.settings, response_store_bytes=0)
-    async with api.client() as client:
-        body = await ask(client, input="hi", store=True)
-        assert body["store"] is False
-        assert (await client.get(f"{PATH}/{body['id']}")).status_code == 404
-
-
-async def test_input_items_by_pages(client: httpx.AsyncClient) -> None:
-    first = await ask(client, input=[{"role": "user", "content": f"{number}"} for number in range(3)])
-    second = await ask(client, input="last", previous_response_id=first["id"])
-    url = f"{PATH}/{second['id']}/input_items"
-    everything = (await client.get(url, params={"order": "asc"})).json()
-    assert [item["role"] for item in everything["data"]] == ["user"] * 3 + ["assistant", "user"]
-    ids = [item["id"] for item in everything["data"]]
-    assert len(set(ids)) == 5
-    assert everything["has_more"] is False
-    assert (everything["first_id"], everything["last_id"]) == (ids[0], ids[-1])
-    newest = (await client.get(url, params={"limit": "2"})).json()
-    assert [item["id"] for item in newest["data"]] == ids[:-3:-1]
-    assert newest["has_more"] is True
-    rest = (await client.get(url, params={"after": newest["last_id"], "limit": "100"})).json()
-    assert [item["id"] for item in rest["data"]] == ids[-3::-1]
-    for wrong in ({"limit": "0"}, {"limit": "x"}, {"limit": "101"}, {"order": "up"}, {"after": "msg_x"}):
-        response = await client.get(url, params=wrong)
-        assert response.status_code == 400
-        assert response.json()["error"]["param"] == next(iter(wrong))
 
 
 async def test_input_tokens_are_counted(client: httpx.AsyncClient, api: RestApi) -> None:
@@ -388,111 +225,3 @@ async def test_sampling_is_repeated(client: httpx.AsyncClient, api: RestApi) -> 
     assert (body["user"], body["max_tool_calls"], body["prompt_cache_key"]) == ("me", 3, "k")
     request = api.generator.requests[0]
     assert (request.sampling.temperature, request.sampling.seed, request.affinity) == (0.5, 7, "k")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({}, "input"),
-        ({"input": None}, "input"),
-        ({"input": []}, "input"),
-        ({"input": 5}, "input"),
-        ({"input": ["hi"]}, "input[0]"),
-        ({"input": [{}]}, "input[0].type"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [5]}]}, "input[0].content[0]"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "name": "x", "arguments": "{}"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "x"}]}, "input[0].arguments"),
-        ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
-        ({"input": [{"type": "item_reference", "id": "msg_" + "0" * 32 + "_0"}]}, "input[0].id"),
-        ({"input": "hi", "instructions": 5}, "instructions"),
-        ({"input": "hi", "instructions": []}, "instructions"),
-        ({"input": "hi", "n": 2}, "n"),
-        ({"input": "hi", "background": True}, "background"),
-        ({"input": "hi", "conversation": "conv_1"}, "conversation"),
-        ({"input": "hi", "prompt": {"id": "p"}}, "prompt"),
-        ({"input": "hi", "truncation": "auto"}, "truncation"),
-        ({"input": "hi", "max_tokens": 5}, "max_tokens"),
-        ({"input": "hi", "max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": "hi", "response_format": {"type": "json_object"}}, "response_format"),
-        ({"input": "hi", "text": 5}, "text"),
-        ({"input": "hi", "text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"input": "hi", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"input": "hi", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"input": "hi", "tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"input": "hi", "tools": [CLOCK, CLOCK]}, "tools[1].name"),
-        ({"input": "hi", "tools": {}}, "tools"),
-        ({"input": "hi", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "hi", "tools": [CLOCK], "tool_choice": "some"}, "tool_choice"),
-        ({"input": "hi", "tools": [CLOCK], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
-        ({"input": "hi", "tools": [CLOCK], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name"),
-        (
-            {"input": "hi", "tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
-            "tool_choice.tools",
-        ),
-        ({"input": "hi", "tools": [CLOCK], "text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"input": "hi", "include": "x"}, "include"),
-        ({"input": "hi", "top_logprobs": 21}, "top_logprobs"),
-        ({"input": "hi", "metadata": {"a": 1}}, "metadata"),
-        ({"input": "hi", "stream": "yes"}, "stream"),
-        ({"input": "hi", "store": 1}, "store"),
-        ({"input": "hi", "previous_response_id": 5}, "previous_response_id"),
-        ({"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id"),
-    ],
-)
-async def test_what_is_wrong_is_named(client: httpx.AsyncClient, api: RestApi, fields: Json, param: str) -> None:
-    response = await client.post(PATH, json=fields)
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] == param
-    assert not api.generator.requests
-
-
-async def test_what_is_too_long_has_openais_code(client: httpx.AsyncClient) -> None:
-    response = await client.post(PATH, json={"input": "x" * 600})
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "input")
-
-
-def failing(error: Exception, after: int) -> Script:
-    async def script(request: GenerationRequest, tokenizer: Tokenizer) -> AsyncGenerator[GenerationEvent, None]:
-        count = 0
-        async for event in answer(request, tokenizer):
-            if count == after:
-                raise error
-            count += 1
-            yield event
-
-    return script
-
-
-async def test_an_error_before_the_first_token_has_its_status(api: RestApi) -> None:
-    api.generator.script = failing(Overloaded("full"), 0)
-    async with api.client() as client:
-        response = await client.post(PATH, json={"input": "hi", "stream": True})
-    assert response.status_code == 429
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [(EngineFailed("broken"), "server_error"), (Overloaded("broken"), "rate_limit_exceeded")],
-)
-async def test_a_late_error_is_the_end_of_the_stream(api: RestApi, error: Exception, code: str) -> None:
-    """Breakages 24 and 26: a stream that is cut without a word looks like a whole answer."""
-    api.generator.script = failing(error, 4)
-    events = await stream(api, input="hi")
-    assert events[-1]["type"] == "response.failed"
-    assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    final = events[-1]["response"]
-    assert (final["status"], final["error"]) == ("failed", {"code": code, "message": "broken"})
-    async with api.client() as client:
-        assert (await client.get(f"{PATH}/{final['id']}")).status_code == 404
-
-
-async def test_an_aborted_answer_is_an_error() -> None:
-    async with api_saying("hello", FinishReason.ABORT).client() as client:
-        response = await client.post(PATH, json={"input": "hi"})
-        assert response.status_code == 503

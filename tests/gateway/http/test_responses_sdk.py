@@ -11,7 +11,7 @@ import pytest
 from openai.types.responses import FunctionToolParam, ResponseFunctionToolCall
 
 from gateway.errors import EngineFailed
-from tests.gateway.http.test_responses import TWO_CALLS, failing, prompt_of
+from tests.gateway.http.responding import TWO_CALLS, failing, prompt_of
 from tests.support.rest_api import RestApi
 from tests.support.saying import api_saying
 from tests.support.scripted_generator import answer_text, vector_of

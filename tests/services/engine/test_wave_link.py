@@ -11,7 +11,7 @@ import pytest
 from muster import v1 as wire
 
 from engine.config import EngineConfig
-from engine.waves import NO_EPOCH, Ended, Standing, Started
+from engine.waves import NO_EPOCH, Ended, Frames, Standing, Started
 from services.engine.lockstep_rank import check_collectives, with_place
 from services.engine.options import EngineOptions
 from services.engine.state import EngineState
@@ -63,9 +63,11 @@ class RecordedMember:
     def __init__(self) -> None:
         self.asked: list[tuple[object, ...]] = []
         self.num_connected = 0
+        self.stands: Frames = ()  # what is known without the engine thread
 
-    def connected(self) -> None:
+    def connected(self) -> Frames:
         self.num_connected += 1
+        return self.stands
 
     def form(self, *asked: object) -> None:
         self.asked.append(("form", *asked))
@@ -167,6 +169,18 @@ async def test_after_a_break_the_stream_begins_anew() -> None:
         now.link.tell((Standing(1, 0, running=False, has_work=True),))
         [request] = await now.heard(1, 1)
         assert request.standing.has_work
+
+
+async def test_a_rank_that_steps_says_where_it_stands_without_its_engine_thread() -> None:
+    async with scene() as now:
+        now.member.stands = (Standing(3, 4, running=True, has_work=True),)
+        await now.connected(1)
+        now.coordinator.says.put_nowait(None)
+        await now.connected(2)
+        now.link.tell((Ended(3, 4, steps=2, paused=False),))  # said later, and on this stream
+        heard = await now.heard(1, 2)
+    assert (heard[0].epoch, heard[0].standing.wave, heard[0].standing.running) == (3, 4, True)
+    assert heard[1].finished.wave == 4
 
 
 async def test_formed_waits_for_a_group() -> None:

@@ -119,9 +119,13 @@ class Head:
 
 
 @contextlib.asynccontextmanager
-async def running_head(rules: Rules = RULES, timing: Timing | None = None) -> AsyncIterator[Head]:
+async def running_head(
+    rules: Rules = RULES, timing: Timing | None = None, *, wanted_size: int | None = None
+) -> AsyncIterator[Head]:
     clock = ManualClock()
-    control = ControlPlane(rules, timing or Timing(), incarnation=HEAD_INCARNATION, clock=clock)
+    control = ControlPlane(
+        rules, timing or Timing(), incarnation=HEAD_INCARNATION, clock=clock, wanted_size=wanted_size
+    )
     server = RpcServer(error_tables=[head_error_table])
     server.add(
         "muster.v1.RendezvousService",

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from muster import v1 as wire
 
 from services.rpc.errors import describe
+from tests.services.head.factories import ready
 from tests.services.head.harness import DEADLINE_S, Engine, Head, running_head
 
 ABORTED = grpc.StatusCode.ABORTED.value[0]
@@ -133,3 +134,82 @@ async def test_wrong_fields_are_named(operation: str, request_: Any, field: str)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await getattr(head.admin, operation)(request_)
     assert describe(caught.value).violations[0].field == field
+
+
+async def test_a_restart_ends_when_its_rank_is_taken_away() -> None:
+    async with running_head() as head:
+        engines = [await serving(head, rank) for rank in range(3)]
+        call = head.admin.Restart(wire.RestartRequest(selector=only(2)))
+        await command(engines[2], "drain")
+        await engines[2].send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert (await command(engines[2], "stop")).restart
+        await engines[2].send(goodbye=wire.Goodbye(reason="restart"))
+        await head.until_state(2, wire.RANK_STATE_MISSING)
+        await head.admin.Scale(wire.ScaleRequest(data_parallel_size=2))
+        result = await result_of(call)
+        assert (result.code, result.message) == (
+            ABORTED,
+            "it was taken away while it restarted: the deployment was scaled to 2 ranks",
+        )
+
+
+async def test_a_scale_leaves_a_restart_alone() -> None:
+    async with running_head() as head:
+        engines = [await serving(head, rank) for rank in range(3)]
+        restart = head.admin.Restart(wire.RestartRequest(selector=only(0)))
+        await command(engines[0], "drain")
+        await engines[0].send(heartbeat=wire.Heartbeat(draining=True))
+        await head.until_state(0, wire.RANK_STATE_DRAINING)
+        scaling = head.admin.Scale(wire.ScaleRequest(data_parallel_size=3))
+        await engines[0].send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert (await command(engines[0], "stop")).restart, "and not undrain"
+        await engines[0].send(goodbye=wire.Goodbye(reason="restart"))
+        await head.until_state(0, wire.RANK_STATE_MISSING)
+        await serving(head, 0, incarnation=11)
+        assert [(await result_of(call)).code for call in (restart, scaling)] == [0, 0]
+
+
+async def drained(head: Head, rank: int, engine: Engine) -> None:
+    call = head.admin.Drain(wire.DrainRequest(selector=only(rank)))
+    await command(engine, "drain")
+    await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+    assert not (await result_of(call)).code
+
+
+async def test_a_drained_rank_stays_drained_whichever_process_it_has() -> None:
+    async with running_head() as head:
+        engine = await serving(head, 1)
+        await drained(head, 1, engine)
+        engine.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        next_one = await serving_drained(head, incarnation=11)
+        restart = head.admin.Restart(wire.RestartRequest(selector=only(1)))
+        await command(next_one, "drain")
+        await next_one.send(heartbeat=wire.Heartbeat(draining=True))
+        await next_one.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        assert (await command(next_one, "stop")).restart
+        await next_one.send(goodbye=wire.Goodbye(reason="restart"))
+        await head.until_state(1, wire.RANK_STATE_MISSING)
+        last = await serving_drained(head, incarnation=12)
+        result = await result_of(restart)
+        assert (result.code, result.message.endswith("it stays drained until 'muster undrain 1'")) == (0, True)
+        undrain = head.admin.Undrain(wire.UndrainRequest(selector=only(1)))
+        await command(last, "undrain")
+        await last.send(heartbeat=wire.Heartbeat())
+        assert not (await result_of(undrain)).code
+        last.call.cancel()
+        await head.until_state(1, wire.RANK_STATE_LOST)
+        await serving(head, 1, incarnation=13)
+        await head.until_state(1, wire.RANK_STATE_READY)
+
+
+async def serving_drained(head: Head, incarnation: int) -> Engine:
+    engine = head.engine()
+    await engine.join(rank=1, pid=101, incarnation=incarnation)
+    await command(engine, "drain")
+    await engine.send(ready=ready())
+    await command(engine, "accepted")
+    entry = await head.until_state(1, wire.RANK_STATE_DRAINING)
+    assert entry.reason == "drained before its process was replaced"
+    await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+    return engine

@@ -387,3 +387,14 @@ def test_a_deployment_of_a_fixed_size_does_not_grow() -> None:
     scene.serve(0)
     with pytest.raises(Rejection, match="all 1 ranks are taken"):
         scene.join(None, pid=200)
+
+
+def test_silent_ranks_that_were_to_leave_are_no_more() -> None:
+    scene = Scene()
+    leases = [scene.serve(rank) for rank in range(3)]
+    scene.roster.resize(1, now_s=0.0)
+    for lease in leases[1:]:
+        scene.roster.retire(lease)
+    expired = scene.roster.expire(TIMEOUT_S + 1)
+    assert [lease.rank for lease, _ in expired] == [0, 1, 2]
+    assert scene.states() == [RankState.LOST]

@@ -39,11 +39,10 @@ async def until_size(head: Head, size: int) -> wire.Roster:
 
 
 async def leaves(engine: Engine) -> None:
-    """Obeys drain and stop as an idle engine does."""
-    assert (await engine.receive()).WhichOneof("frame") == "drain"
-    await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+    """Obeys as an engine does that finishes a request first."""
     stop = (await engine.receive()).stop
     assert (stop.retire, stop.restart) == (True, False)
+    await engine.send(heartbeat=wire.Heartbeat(draining=True))
     await engine.send(goodbye=wire.Goodbye(reason="retired"))
 
 
@@ -81,7 +80,7 @@ async def test_ranks_that_do_not_come_are_given_up_and_the_size_is_what_serves()
         await last
         assert grown.data_parallel_size == 2
         assert [result.code for result in grown.results] == [0, 4, 4]
-        assert "nobody started an engine for it" in grown.results[1].message
+        assert "no engine has registered for it" in grown.results[1].message
         assert "joining" in grown.results[2].message
         assert (await until_size(head, 2)).wanted_size == 2
 
@@ -104,10 +103,9 @@ async def test_a_change_goes_on_when_its_caller_goes_away() -> None:
         await serving(head, 0)
         engine = await serving(head, 1)
         shrinking = scale(head, 1)
-        assert (await engine.receive()).WhichOneof("frame") == "drain"
-        shrinking.cancel()
-        await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
         assert (await engine.receive()).stop.retire
+        await engine.send(heartbeat=wire.Heartbeat(draining=True))
+        shrinking.cancel()
         await engine.send(goodbye=wire.Goodbye(reason="retired"))
         await until_size(head, 1)
 
@@ -174,3 +172,79 @@ async def test_a_lockstep_group_keeps_its_size() -> None:
         await call.read()
         with pytest.raises(grpc.aio.AioRpcError, match="compute in lockstep"):
             await scale(head, 2)
+
+
+async def test_an_equal_size_brings_drained_and_lost_ranks_back() -> None:
+    async with running_head() as head:
+        engines = [await serving(head, rank) for rank in range(3)]
+        await engines[1].send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        await head.until_state(1, wire.RANK_STATE_DRAINING)
+        engines[2].call.cancel()
+        await head.until_state(2, wire.RANK_STATE_LOST)
+        scaling = scale(head, 3)
+        assert (await engines[1].receive()).WhichOneof("frame") == "undrain"
+        await engines[1].send(heartbeat=wire.Heartbeat())
+        again = head.engine()
+        await again.serve(rank=2, pid=202, incarnation=11)
+        scaled = await answer(scaling)
+        assert [(result.rank, result.code, result.message) for result in scaled.results] == [
+            (1, 0, "ready: pid 101 on node1"),
+            (2, 0, "ready: pid 202 on node1"),
+        ]
+
+
+async def test_a_smaller_size_brings_drained_ranks_that_remain_back() -> None:
+    async with running_head() as head:
+        engines = [await serving(head, rank) for rank in range(3)]
+        for engine in engines[:2]:
+            await engine.send(heartbeat=wire.Heartbeat(draining=True, drained=True))
+        await head.until(lambda roster: all(entry.state == wire.RANK_STATE_DRAINING for entry in roster.ranks[:2]))
+        scaling = scale(head, 2)
+        for engine in engines[:2]:
+            assert (await engine.receive()).WhichOneof("frame") == "undrain"
+            await engine.send(heartbeat=wire.Heartbeat())
+        await leaves(engines[2])
+        scaled = await answer(scaling)
+        assert [(result.rank, result.code) for result in scaled.results] == [(0, 0), (1, 0), (2, 0)]
+        assert scaled.data_parallel_size == 2
+
+
+async def test_a_restarted_head_goes_on_with_the_size_that_its_predecessor_was_asked_for() -> None:
+    async with running_head(wanted_size=1) as head:
+        assert (await until_size(head, 1)).wanted_size == 1
+        await serving(head, 0)
+        leftover = head.engine()
+        await leftover.join(rank=2, pid=102, data_parallel_size=None, local=True, accepted_by=76)
+        stop = (await leftover.receive()).stop
+        assert (stop.retire, stop.HasField("timeout")) == (True, False)
+        await leftover.send(goodbye=wire.Goodbye(reason="retired"))
+        await until_size(head, 1)
+        came_by_itself = await serving(head, 1)
+        assert (await until_size(head, 2)).wanted_size == 1
+        scaling = scale(head, 1)
+        await leaves(came_by_itself)
+        assert (await answer(scaling)).data_parallel_size == 1
+
+
+async def test_a_rank_that_dies_while_it_leaves_is_not_expected_back() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        engine = await serving(head, 1)
+        scaling = scale(head, 1)
+        assert (await engine.receive()).stop.retire
+        engine.call.cancel()
+        assert [result.message for result in (await answer(scaling)).results] == ["left"]
+        await until_size(head, 1)
+
+
+async def test_a_rank_that_hangs_while_it_leaves_is_no_more_when_its_lease_ends() -> None:
+    async with running_head(ONE_OF_FOUR) as head:
+        await serving(head, 0)
+        engine = await serving(head, 1)
+        scaling = scale(head, 1)
+        assert (await engine.receive()).stop.retire
+        await engine.send(heartbeat=wire.Heartbeat(draining=True, loop_idle_ms=60_000))
+        (result,) = (await answer(scaling)).results
+        assert (result.code, "lost while it finished its requests" in result.message) == (10, True)
+        engine.call.cancel()
+        await until_size(head, 1)

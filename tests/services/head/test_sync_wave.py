@@ -9,6 +9,7 @@ import grpc
 import pytest
 from muster import v1 as wire
 
+from services.head.control_plane import Timing
 from services.head.wave_group import WaveGroup
 from services.rpc.errors import describe
 from tests.services.head.harness import DEADLINE_S, Head, running_head
@@ -150,3 +151,25 @@ async def test_a_stream_speaks_for_one_rank() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="this stream is rank 0's"):
             async with asyncio.timeout(DEADLINE_S):
                 await call.read()
+
+
+async def test_the_group_goes_on_without_a_rank_that_stays_away_and_takes_it_back() -> None:
+    timing = Timing(shrink_group_after_s=0.0)
+    async with running_head(timing=timing) as head, ranks_of(head, 3) as ranks:
+        await until_formed(ranks, 1)
+        head.control._startup.resume()  # all ranks have been ready, which these never say
+        await ranks[0].die()
+        await eventually(lambda: ranks[1].member.epoch == ranks[2].member.epoch == 0, "no group without it")
+        ranks[1].ask()
+        head.control.tick()
+        await until_formed(ranks[1:], 2)
+        await ranks[1].answered(1)
+        assert group_of(head).members == (1, 2)
+        await head.admin.Pause(wire.PauseRequest(), timeout=DEADLINE_S)
+        await head.admin.Resume(wire.ResumeRequest(), timeout=DEADLINE_S)
+        ranks[0] = replacement(ranks[0])
+        await ranks[0].start()
+        await until_formed(ranks, 3)
+        ranks[0].ask()
+        await ranks[0].answered(1)
+        assert group_of(head).members == (0, 1, 2)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher import devices
+from services.launcher.devices import Assignment, DeviceAssignmentError
 from services.launcher.holdings import Holdings
 from services.rpc.listening import ListenError, is_loopback
 from tests.services.launcher.serve_options import serve_options
@@ -42,6 +44,22 @@ def test_engines_listen_beyond_loopback_only_in_a_deployment_of_several_nodes(
 def test_a_head_that_has_no_address_is_named(tmp_path: Path) -> None:
     with pytest.raises(ListenError, match=r"cannot resolve 'no\.such\.host\.invalid' given by --data-parallel-address"):
         engine_host("--headless -dp 2 -dpl 1 -dpr 1 -dpa no.such.host.invalid", tmp_path)
+
+
+def test_auto_quantises_on_a_cpu_and_names_the_gpus_that_are_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = serve_options(f"-dp 2 --quantization int8 {PORTS} --runtime-dir {tmp_path}")
+    assert options.device == "auto"
+
+    def assigned(assignment: Assignment) -> Assignment | None:
+        monkeypatch.setattr(devices, "assign", lambda *given, **found: assignment)
+        with Holdings(options, Path("/models/tiny"), ("tiny",)) as holdings:
+            return holdings.places.assignment
+
+    assert assigned(Assignment("cpu")) == Assignment("cpu")
+    with pytest.raises(DeviceAssignmentError, match=r"--quantization int8 with --device auto.*\(0, 1\).*--device cpu"):
+        assigned(Assignment("cuda", ("0", "1")))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])

@@ -10,12 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from muster import v1 as wire
 
+from services.launcher import node as node_module
 from services.launcher.kept_child import KeptChild
 from services.launcher.node import Node
 from services.launcher.plan import ChildSpec, Places, ThreadShare
 from services.launcher.restart_policy import RestartPolicy
 from services.launcher.screen import Screen
+from services.launcher.staff import Staff
 from tests.services.launcher.serve_options import serve_options
 
 DIES = "import sys; sys.exit(1)"
@@ -96,3 +99,51 @@ async def test_the_last_gateway_ends_the_node() -> None:
 async def test_before_the_node_was_ready_nothing_is_done_without() -> None:
     nodes = Nodes("-dp 2", engines=(DIES, LIVES), ready=False)
     assert await nodes.failure() == "engine 0 failed (exit code 1): it said nothing"
+
+
+def one_rank() -> wire.Roster:
+    """That of a head which was asked for one rank, and which the others have left."""
+    ready = wire.RankEntry(rank=0, state=wire.RANK_STATE_READY)
+    return wire.Roster(wanted_size=1, data_parallel_size=1, ranks=[ready])
+
+
+async def test_a_stopped_engine_whose_rank_is_taken_away_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "GOODBYE_S", 0.1)
+    nodes = Nodes("-dp 2 --shutdown-timeout 0.1", engines=(LIVES, "import os; os.kill(os.getpid(), 19)"))
+    node = nodes.node
+    node._staff = Staff([0, 1], node._engines)
+    node.start_workers()
+    ending = asyncio.create_task(node.first_failure())
+    try:
+        async with asyncio.timeout(20):
+            while len(node.engine_pids) < 2:  # noqa: ASYNC110  (processes start)
+                await asyncio.sleep(0.01)
+            node.follow_size(one_rank())
+            node.follow_size(one_rank())
+            while node.num_engines > 1:  # noqa: ASYNC110  (one ends)
+                await asyncio.sleep(0.01)
+        assert (len(node.engine_pids), node.given_up, ending.done()) == (1, [], False)
+        assert node._staff.free_slot(2) == 1, "there is room for another one"
+    finally:
+        ending.cancel()
+        await asyncio.wait([ending])
+        await node.stop(drain_s=0.0)
+
+
+async def test_an_engine_that_was_given_up_is_not_missed_once_its_rank_is_taken_away() -> None:
+    nodes = Nodes("-dp 2", engines=(LIVES, DIES))
+    nodes.node._staff = Staff([0, 1], nodes.node._engines)
+    assert await nodes.failure() is None
+    assert len(nodes.node.given_up) == 1
+    nodes.node.follow_size(one_rank())
+    assert (nodes.node.given_up, nodes.node.num_engines) == ([], 1)
+
+
+def test_the_next_head_is_told_the_size() -> None:
+    nodes = Nodes("-dp 3", engines=())
+    assert "--wanted-size" not in nodes.node._head_spec().arguments
+    nodes.node.note_size(wire.Roster(wanted_size=1))
+    arguments = nodes.node._head_spec().arguments
+    assert arguments[arguments.index("--wanted-size") + 1] == "1"
+    nodes.node.note_size(wire.Roster(wanted_size=3))
+    assert "--wanted-size" not in nodes.node._head_spec().arguments

@@ -72,6 +72,11 @@ def test_sensible_combinations_pass(flags: str) -> None:
             "-dp 2 --max-data-parallel-size 4 --enable-expert-parallel",
             ["--max-data-parallel-size 4", "--enable-expert-"],
         ),
+        ("-dp 2 --shrink-expert-group-after 5", ["--shrink-expert-group-after 5", "without --enable-expert-parallel"]),
+        (
+            "-dp 2 -dpl 1 --headless -dpa h -ep --shrink-expert-group-after 5",
+            ["--shrink-expert-group-after 5", "on the head's node"],
+        ),
         ("--port 8001", ["--port", "--grpc-port", "8001"]),
         ("--port 29550", ["--port", "--data-parallel-rpc-port", "29550"]),
         ("--grpc-port 29550", ["--grpc-port", "--data-parallel-rpc-port", "29550"]),

@@ -121,12 +121,16 @@ def test_headless_engines_without_a_start_rank_ask_for_any() -> None:
 
 
 def test_the_head_compares_what_every_engine_must_have() -> None:
-    options = serve_options("-dp 2 --dtype float32 --quantization int8 --ready-timeout 90 --deployment-id blue")
+    options = serve_options(
+        "-dp 2 --dtype float32 --quantization int8 --ready-timeout 90 --deployment-id blue -ep "
+        "--shrink-expert-group-after 45"
+    )
     values = parsed(plan.plan_head(options, PLACES, port=41000), flag_table.HEAD)
     assert values["port"] == 41000
     assert values["host"] == "127.0.0.1"
     assert values["deployment_id"] == "blue"
     assert values["ready_timeout"] == 90.0
+    assert values["shrink_expert_group_after"] == 45.0
     assert values["local_ranks"] == range(2)
     configuration = values["configuration"]
     assert isinstance(configuration, tuple)
@@ -138,7 +142,7 @@ def test_the_head_compares_what_every_engine_must_have() -> None:
         "block-size": "16",
         "seed": "0",
         "served-model-name": "tiny,alias",
-        "enable-expert-parallel": "off",
+        "enable-expert-parallel": "on",
     }
 
 

@@ -207,3 +207,23 @@ async def test_compression_is_the_clients_choice(compression: grpc.Compression) 
     async with serving(Greedy(), make_channel=channel) as served:
         answer = await served.stub.GetDeployment(wire.GetDeploymentRequest(), timeout=10)
         assert len(answer.product_version) == 5 << 20
+
+
+async def test_a_crowd_of_calls_ends_nobodys() -> None:
+    """gRPC's own limit is some thousand calls that the event loop has not taken yet; it ends others at random."""
+    own_connection = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+    async with bare_server() as server:
+        port = server.listen_tcp("127.0.0.1", 0, flags="--port")
+        await server.start()
+        with contextlib.ExitStack() as crowd:
+            channels = [
+                crowd.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=own_connection))
+                for _ in range(5)
+            ]
+            for channel in channels:
+                await asyncio.to_thread(grpc.channel_ready_future(channel).result, 10)
+            checks = [health_pb2_grpc.HealthStub(channel).Check for channel in channels]
+            # The loop takes no call while this goes on.
+            calls = [check.future(health_pb2.HealthCheckRequest()) for _ in range(1000) for check in checks]
+            codes = await asyncio.to_thread(lambda: {call.code() for call in calls})
+    assert codes == {grpc.StatusCode.OK}
