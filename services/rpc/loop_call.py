@@ -15,6 +15,11 @@ from services.rpc.client_stream import ClientStream, StreamEnd
 KEEPALIVE_S = 10.0
 _KEEPALIVE_TIMEOUT_S = 5.0
 
+# Nothing more is read while so many messages wait for their reader; those of one reading may be some more.
+_MOST_MESSAGES = 64
+# Answers to pings and settings of a peer that does not read them.
+_MOST_UNREAD_BYTES = 64 * 1024
+
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[Any]]
 
 
@@ -41,6 +46,7 @@ class LoopCall(asyncio.Protocol):
         self._serialize = serialize
         self._parse = parse
         self._keepalive_s = keepalive_s
+        self._keepalive_timeout_s = min(keepalive_s, _KEEPALIVE_TIMEOUT_S)
         self._on_end = on_end
         self._transport: Any = None
         self._messages: deque[Any] = deque()
@@ -49,6 +55,8 @@ class LoopCall(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._can_write = True
+        self._num_unread_bytes = 0
+        self._reads = True
         self._over = False
         self._num_reads = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -74,7 +82,9 @@ class LoopCall(asyncio.Protocol):
                 self._raise_failure()
                 return grpc.aio.EOF
             await self._next_event()
-        return self._messages.popleft()
+        message = self._messages.popleft()
+        self._read_on()
+        return message
 
     async def deliver(self, take: Callable[[Any], None]) -> None:
         """Hands each message to `take` as it comes, without a task's turn in between; returns at the end of the call.
@@ -84,6 +94,7 @@ class LoopCall(asyncio.Protocol):
         while self._messages:
             take(self._messages.popleft())
         self._take = take
+        self._read_on()
         while not self._over:
             await self._next_event()
         self._raise_failure()
@@ -107,17 +118,22 @@ class LoopCall(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._num_reads += 1
         stream = self._stream
+        num_unsent_bytes = stream.num_unsent_bytes
         try:
             for message in stream.receive(data):
                 self._take(self._parse(message))
         except Exception as error:
             self._fault = error
             stream.cancel()
-        self._flush()
+        self._flush_answers(num_unsent_bytes - stream.num_unsent_bytes)
         if stream.end is not None:
             self._finish()
-        elif self._reader is not None and self._messages:
-            _wake(self._reader)
+        elif self._messages:
+            if len(self._messages) >= _MOST_MESSAGES and self._reads:
+                self._reads = False
+                self._transport.pause_reading()
+            if self._reader is not None:
+                _wake(self._reader)
         if self._writer is not None:
             _wake(self._writer)
 
@@ -130,6 +146,7 @@ class LoopCall(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._can_write = True
+        self._num_unread_bytes = 0
         if self._writer is not None:
             _wake(self._writer)
 
@@ -149,19 +166,37 @@ class LoopCall(asyncio.Protocol):
         if outgoing and self._transport is not None and not self._over:
             self._transport.write(outgoing)
 
+    def _flush_answers(self, num_message_bytes: int) -> None:
+        """Bounds what is not of our messages, whose sending waits for the peer."""
+        outgoing = self._stream.take_outgoing()
+        if not outgoing or self._over:
+            return
+        self._transport.write(outgoing)
+        if not self._can_write:
+            self._num_unread_bytes += len(outgoing) - num_message_bytes
+            if self._num_unread_bytes > _MOST_UNREAD_BYTES:
+                self._stream.lose(f"{self._target} sends what must be answered and reads no answers")
+                self._transport.abort()
+
+    def _read_on(self) -> None:
+        if not self._reads and not self._over and len(self._messages) < _MOST_MESSAGES:
+            self._reads = True
+            self._transport.resume_reading()
+
     def _look_for_life(self, num_reads: int) -> None:
         """Pings a peer that was silent since the last look, and gives it up when it does not answer."""
         loop = asyncio.get_running_loop()
-        if self._num_reads != num_reads:
+        if self._num_reads != num_reads or not self._reads:
             self._timer = loop.call_later(self._keepalive_s, self._look_for_life, self._num_reads)
             return
         self._stream.ping()
         self._flush()
-        self._timer = loop.call_later(_KEEPALIVE_TIMEOUT_S, self._give_up, num_reads)
+        self._timer = loop.call_later(self._keepalive_timeout_s, self._give_up, num_reads)
 
     def _give_up(self, num_reads: int) -> None:
-        if self._num_reads != num_reads:
-            self._look_for_life(-1)
+        if self._num_reads != num_reads or not self._reads:
+            delay_s = max(0.0, self._keepalive_s - self._keepalive_timeout_s)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._look_for_life, self._num_reads)
             return
         self._stream.lose(f"{self._target} does not answer pings")
         self._finish()

@@ -18,6 +18,8 @@ from services.rpc.loop_channel import runs_in_loop
 
 Attach = Callable[[AsyncIterator[wire.AttachRequest], Any], AsyncIterator[wire.AttachResponse]]
 
+NUM_STEPS = 4000
+
 
 class Servicer(wire.EngineServiceServicer):
     def __init__(self, attach: Attach) -> None:
@@ -151,6 +153,53 @@ async def test_a_peer_that_answers_no_pings_is_given_up(tmp_path: Path, monkeypa
             await call.read()
         await left.wait()
         await channel.close()
+
+
+async def test_a_reader_that_is_slow_is_not_sent_more_than_it_can_hold(tmp_path: Path) -> None:
+    num_sent = 0
+
+    async def flood(frames: Any, context: Any) -> AsyncIterator[wire.AttachResponse]:
+        nonlocal num_sent
+        for step in range(NUM_STEPS):
+            yield wire.AttachResponse(outputs=wire.StepOutputs(step=step, token_ids=range(1000)))
+            num_sent += 1
+
+    async with serving(f"unix:{tmp_path}/s", flood) as (call, _):
+        await call.write(hello())
+        assert (await call.read()).outputs.step == 0
+        before = -1
+        while num_sent > before:  # until the server stands still
+            before = num_sent
+            await asyncio.sleep(0.2)
+        assert num_sent < NUM_STEPS
+        for step in range(1, NUM_STEPS // 2):
+            assert (await call.read()).outputs.step == step
+        steps: list[int] = []
+        await call.deliver(lambda frame: steps.append(frame.outputs.step))
+    assert steps == list(range(NUM_STEPS // 2, NUM_STEPS))
+
+
+async def test_a_peer_that_reads_no_answers_is_given_up(tmp_path: Path) -> None:
+    """What it asks for would pile up here."""
+    ping = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"\0\0\0\4\0\0\0\0\0")
+        with contextlib.suppress(OSError):
+            while True:
+                writer.write(ping * 1000)
+                await writer.drain()
+
+    server = await asyncio.start_unix_server(flood, tmp_path / "s")
+    channel = dial_engine(f"unix:{tmp_path}/s")
+    call: Any = wire.EngineServiceStub(channel).Attach()
+    async with server, asyncio.timeout(30):
+        await call.write(hello())
+        with pytest.raises(grpc.aio.AioRpcError, match="reads no answers") as caught:
+            await call.read()
+        await channel.close()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
