@@ -14,7 +14,7 @@ from benchmarks.wires.landing import Landing
 from benchmarks.wires.stamps import NUM_STEPS, Stamps
 from benchmarks.wires.step_thread import StepThread
 from engine.core import StepResult
-from engine.request import FinishReason, Request, TokenOutput, Usage
+from engine.request import FinishReason, Output, PlainOutput, Request, TokenOutput, Usage
 from engine.stats import LoadSnapshot, StepStats
 from gateway.change_signal import ChangeSignal
 from gateway.engine_link import EngineLink
@@ -86,7 +86,7 @@ def _thread(
 
     def make(step: int) -> StepResult:
         token = (step % NUM_STEPS,)
-        return StepResult([TokenOutput(key, token) for key in requests.keys], _stats(step))
+        return StepResult([PlainOutput(key, token) for key in requests.keys], _stats(step))
 
     def deliver(result: StepResult) -> None:
         room.release()
@@ -99,7 +99,7 @@ def _thread(
 
     def finish() -> None:
         usage = Usage(1, 1, 0)
-        ends = [TokenOutput(key, finish_reason=FinishReason.LENGTH, usage=usage) for key in requests.keys]
+        ends: list[Output] = [TokenOutput(key, finish_reason=FinishReason.LENGTH, usage=usage) for key in requests.keys]
         hand_out(StepResult(ends, _stats(0)))
 
     return StepThread(make, hand_out, finish, stamps=stamps, steps_per_s=steps_per_s, seconds=seconds)
