@@ -37,7 +37,7 @@ from services.rpc import open_files
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name, tcp_target
 from services.rpc.listening import ListenError, is_wildcard
-from services.rpc.runtime import stop_event
+from services.rpc.runtime import settle, stop_event
 from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import RpcServer
 from services.smg import check_smg
@@ -247,9 +247,12 @@ class _Gateway:
 
     async def _announce_readiness(self) -> None:
         """Health on the gRPC port says what /readyz says."""
-        was_ready = False
+        was_ready, has_settled = False, False
         while True:
             ready = self._backend.cluster.ready
+            if ready and not has_settled:
+                settle()
+                has_settled = True
             if ready != was_ready:
                 _log.info("ready to serve" if ready else "not ready: no rank serves")
                 self._rpc.set_serving("", ready)
