@@ -22,6 +22,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
     try:
         return uvloop.run(main)
     finally:
+        _runs = False
         # The interpreter would search all that was ever imported for garbage before it ends: with torch a third of a
         # second of a core, and seconds on a busy machine while somebody waits for the node to stop.
         gc.freeze()
