@@ -1,8 +1,9 @@
 """An hour of silence: `python -m benchmarks.silence --minutes 60`.
 
-Opens WatchRoster on the head and Attach on every engine of a deployment of its own, through channels that ping, and
-says nothing for the given time. A relay between the two counts the client's pings as they pass. At the end every
-stream has to carry something: a change of the roster, and the tokens of a request. Exit code 1 when one does not.
+Opens WatchRoster on the head and Attach on every engine of a deployment of its own, through channels that ping and,
+for Attach, also by the client that gateways have for it; and says nothing for the given time. A relay between the two
+counts the client's pings as they pass. At the end every stream has to carry something: a change of the roster, and
+the tokens of a request. Exit code 1 when one does not.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import grpc
 from muster import v1 as wire
 
 from benchmarks.deployment import Deployment
+from services.rpc.channels import MAX_RECEIVE_BYTES
+from services.rpc.loop_channel import LoopChannel
 
 _PREFACE_BYTES = 24
 _FRAME_HEADER_BYTES = 9
@@ -124,6 +127,16 @@ def pinging_channel(port: int, ping_interval_s: float) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options)
 
 
+def _gateways_channel(channel: grpc.aio.Channel, port: int, ping_interval_s: float) -> LoopChannel:
+    return LoopChannel(
+        channel,
+        f"127.0.0.1:{port}",
+        max_message_bytes=MAX_RECEIVE_BYTES,
+        keepalive_s=ping_interval_s,
+        on_end=lambda end: None,
+    )
+
+
 class SilentStream:
     """One stream that should outlive the silence; counts what comes meanwhile."""
 
@@ -169,8 +182,8 @@ class SilentStream:
 
 async def open_streams(
     stack: contextlib.AsyncExitStack, head_target: str, ping_interval_s: float
-) -> tuple[SilentStream, dict[int, SilentStream]]:
-    """WatchRoster on the head, and Attach by rank; each has said its first word."""
+) -> tuple[SilentStream, list[SilentStream]]:
+    """WatchRoster on the head, and Attach twice for each rank; each has said its first word."""
 
     async def channel(target: str) -> tuple[grpc.aio.Channel, Relay]:
         through = await stack.enter_async_context(relay(target))
@@ -182,15 +195,18 @@ async def open_streams(
     )
     stack.push_async_callback(watch.close)
     roster = (await watch.next()).roster
-    attached: dict[int, SilentStream] = {}
+    attached: list[SilentStream] = []
     for entry in roster.ranks:
         target = next(target for target in entry.targets if not target.startswith("unix:"))
-        engine, through = await channel(target)
-        call: Any = wire.EngineServiceStub(engine).Attach()
-        await call.write(wire.AttachRequest(open=wire.OpenAttachment(gateway="silence")))
-        stream = attached[entry.rank] = SilentStream(f"Attach, rank {entry.rank}", call, through)
-        stack.push_async_callback(stream.close)
-        await stream.next()
+        for who in ("", ", as gateways do"):
+            engine, through = await channel(target)
+            dialled: Any = _gateways_channel(engine, through.port, ping_interval_s) if who else engine
+            call: Any = wire.EngineServiceStub(dialled).Attach()
+            await call.write(wire.AttachRequest(open=wire.OpenAttachment(gateway="silence")))
+            stream = SilentStream(f"Attach, rank {entry.rank}{who}", call, through)
+            attached.append(stream)
+            stack.push_async_callback(stream.close)
+            await stream.next()
     return watch, attached
 
 
@@ -218,7 +234,7 @@ async def keep_silent(head_target: str, silence_s: float, ping_interval_s: float
     """The streams after the silence, each with its verdict: "alive", or how it failed."""
     async with contextlib.AsyncExitStack() as stack:
         watch, attached = await open_streams(stack, head_target, ping_interval_s)
-        streams = [watch, *attached.values()]
+        streams = [watch, *attached]
         for stream in streams:
             stream.forget()
         await asyncio.sleep(silence_s)

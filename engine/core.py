@@ -11,7 +11,7 @@ from engine.batch import Batch, Runner, Scheduled, StepToken
 from engine.config import SchedulerLimits
 from engine.errors import DuplicateRequestError, EngineError, InvalidRequestError, QueueFullError
 from engine.kv.cache import KVCache
-from engine.request import FinishReason, Request, TokenLogprobs, TokenOutput
+from engine.request import FinishReason, Output, PlainOutput, Request, TokenLogprobs, TokenOutput
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.stats import LoadSnapshot, LockstepTotals, StepStats
@@ -37,7 +37,7 @@ class StepResult:
     A request may have two outputs when its step failed: tokens first, then its end.
     """
 
-    outputs: list[TokenOutput]
+    outputs: list[Output]
     stats: StepStats
     rejected: list[Rejected] = field(default_factory=list)
 
@@ -75,7 +75,7 @@ class EngineCore:
         self._cache = KVCache(num_blocks, block_size, prefix_caching=prefix_caching)
         self._scheduler = Scheduler(self._cache, limits)
         self._live: dict[str, Sequence] = {}
-        self._outputs: list[TokenOutput] = []  # made but not handed out yet
+        self._outputs: list[Output] = []  # made but not handed out yet
         self._batch: Batch | None = None  # in execution; still there after a step that raised
         self._num_arrived = 0
         self._num_steps = 0
@@ -169,7 +169,7 @@ class EngineCore:
         computes the same again."""
         self._batch = None
 
-    def end_all(self, reason: FinishReason, error: str = "") -> list[TokenOutput]:
+    def end_all(self, reason: FinishReason, error: str = "") -> list[Output]:
         """Ends every live request, for good: the runner is not asked, it may be what is broken."""
         for sequence in list(self._live.values()):
             self._outputs.append(_last_output(sequence, reason, error))
@@ -177,7 +177,7 @@ class EngineCore:
             self._scheduler.remove(sequence)
         return self._take_outputs()
 
-    def between_steps(self, outputs: list[TokenOutput], rejected: list[Rejected] | None = None) -> StepResult:
+    def between_steps(self, outputs: list[Output], rejected: list[Rejected] | None = None) -> StepResult:
         """A result for what happened without a forward pass."""
         stats = StepStats(
             step=self._num_steps,
@@ -274,7 +274,10 @@ class EngineCore:
         assert sampled is not None or finish_reason is not None, f"nothing was sampled for {sequence.request_id}"
         if finish_reason is None:
             prompt = None if sequence.prompt_reported else sequence.report_prompt()
-            self._outputs.append(TokenOutput(sequence.request_id, token_ids, logprobs, prompt))
+            if logprobs or prompt is not None:
+                self._outputs.append(TokenOutput(sequence.request_id, token_ids, logprobs, prompt))
+            else:
+                self._outputs.append(PlainOutput(sequence.request_id, token_ids))
         else:
             self._outputs.append(
                 _last_output(
@@ -294,7 +297,7 @@ class EngineCore:
             self._num_prompt_tokens += num_done - sequence.num_prompt_tokens_counted
             sequence.num_prompt_tokens_counted = num_done
 
-    def _take_outputs(self) -> list[TokenOutput]:
+    def _take_outputs(self) -> list[Output]:
         outputs, self._outputs = self._outputs, []
         return outputs
 

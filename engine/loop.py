@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.core import EngineCore, Rejected, StepResult
 from engine.errors import DuplicateRequestError, EngineError, GroupBrokenError, QueueFullError
-from engine.request import FinishReason, Request, TokenOutput, Usage
+from engine.request import FinishReason, Output, Request, TokenOutput, Usage
 
 if TYPE_CHECKING:
     from engine.grammar.matcher import Matcher
@@ -94,7 +94,7 @@ class EngineLoop:
         self._failed: BaseException | None = None
         self._last_turn = clock()
         # Of this turn and not delivered yet.
-        self._outputs: list[TokenOutput] = []
+        self._outputs: list[Output] = []
         self._rejected: list[Rejected] = []
         self._preparing: dict[str, Request] = {}  # submitted, not known to the core yet
         self._num_failed_steps = 0  # in a row

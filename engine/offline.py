@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError, QueueFullError
-from engine.request import FinishReason, Request, SamplingParams, StopConditions, TokenLogprobs, TokenOutput
+from engine.request import FinishReason, Output, Request, SamplingParams, StopConditions, TokenLogprobs
 
 if TYPE_CHECKING:
     from engine.build import BuiltEngine
@@ -49,7 +49,7 @@ class Answer:
     stop_token_id: int | None = None
     error: str = ""
 
-    def add(self, output: TokenOutput) -> None:
+    def add(self, output: Output) -> None:
         self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs)
         if output.prompt is not None:

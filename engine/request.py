@@ -155,3 +155,25 @@ class TokenOutput(NamedTuple):
     error: str = ""  # with FinishReason.ERROR
     error_field: str = ""  # what the caller has to change, when it is not the engine's own fault
     embedding: tuple[float, ...] | None = None  # with the last output, when pooling was asked for
+
+
+class PlainOutput:
+    """A TokenOutput with tokens and nothing else, as nearly all are: it takes a third of the time to make."""
+
+    __slots__ = ("request_id", "token_ids")
+
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt: PromptInfo | None = None
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    usage: Usage | None = None
+    error = ""
+    error_field = ""
+    embedding: tuple[float, ...] | None = None
+
+    def __init__(self, request_id: str, token_ids: tuple[int, ...]) -> None:
+        self.request_id = request_id
+        self.token_ids = token_ids
+
+
+Output = TokenOutput | PlainOutput

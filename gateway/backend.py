@@ -26,7 +26,7 @@ class Backend:
     """One gateway's half of the cluster. Build it and `start` it on the event loop that will serve.
 
     `gateway` is how this process appears in the roster, its name unique in the deployment; `scope` lists the global
-    ranks it may use, None means all; `dial` makes a channel to a gRPC target.
+    ranks it may use, None means all; `dial` makes a channel to a gRPC target, `dial_engine` one to an engine's.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Backend:
         gateway: wire.GatewayEntry,
         host_id: str,
         dial: Dial,
+        dial_engine: Dial | None = None,
         scope: Sequence[int] | None = None,
         limits: GenerationLimits | None = None,
         metrics_directory: Path | None = None,
@@ -49,7 +50,7 @@ class Backend:
         self.pool = EnginePool(
             gateway=gateway.name,
             host_id=host_id,
-            dial=dial,
+            dial=dial_engine or dial,
             changed=changed,
             on_gone=self._balancer.forget_rank,
         )

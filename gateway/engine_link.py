@@ -224,12 +224,7 @@ class EngineLink:
             await self._attach(call)
             backoff.reset()
             writer = asyncio.create_task(self._write(call), name=f"engine-link-writer-{self.rank}")
-            clock = asyncio.get_running_loop().time
-            while (frame := await call.read()) is not grpc.aio.EOF:
-                self._last_frame_s = clock()
-                if frame.WhichOneof("frame") == "outputs":
-                    self._attachment.apply(frame.outputs)
-                    self._rouser.frame_came()
+            await self._take_all(call)
         finally:
             if writer is not None:
                 writer.cancel()
@@ -237,6 +232,20 @@ class EngineLink:
             call.cancel()
             self._channel = None
             await channel.close()
+
+    async def _take_all(self, call: Any) -> None:
+        deliver = getattr(call, "deliver", None)
+        if deliver is not None:  # a call that the event loop reads itself calls at once, and no task has to be woken
+            await deliver(self._take)
+            return
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            self._take(frame)
+
+    def _take(self, frame: wire.AttachResponse) -> None:
+        self._last_frame_s = asyncio.get_running_loop().time()
+        if frame.HasField("outputs"):
+            self._attachment.apply(frame.outputs)
+            self._rouser.frame_came()
 
     async def _attach(self, call: Any) -> None:
         async with asyncio.timeout(ATTACH_TIMEOUT_S):

@@ -14,7 +14,7 @@ from benchmarks.wires.landing import Landing
 from benchmarks.wires.stamps import NUM_STEPS, Stamps
 from benchmarks.wires.step_thread import StepThread
 from engine.core import StepResult
-from engine.request import FinishReason, Request, TokenOutput, Usage
+from engine.request import FinishReason, Output, PlainOutput, Request, TokenOutput, Usage
 from engine.stats import LoadSnapshot, StepStats
 from gateway.change_signal import ChangeSignal
 from gateway.engine_link import EngineLink
@@ -25,7 +25,7 @@ from services.engine.load_feed import LoadFeed
 from services.engine.servicer import EngineServicer
 from services.engine.state import EngineState
 from services.engine.tokenizer_archive import TokenizerArchive
-from services.rpc.channels import dial
+from services.rpc.channels import dial_engine
 from services.rpc.server import RpcServer
 
 _MAX_WAITING_STEPS = 64
@@ -86,7 +86,7 @@ def _thread(
 
     def make(step: int) -> StepResult:
         token = (step % NUM_STEPS,)
-        return StepResult([TokenOutput(key, token) for key in requests.keys], _stats(step))
+        return StepResult([PlainOutput(key, token) for key in requests.keys], _stats(step))
 
     def deliver(result: StepResult) -> None:
         room.release()
@@ -99,7 +99,7 @@ def _thread(
 
     def finish() -> None:
         usage = Usage(1, 1, 0)
-        ends = [TokenOutput(key, finish_reason=FinishReason.LENGTH, usage=usage) for key in requests.keys]
+        ends: list[Output] = [TokenOutput(key, finish_reason=FinishReason.LENGTH, usage=usage) for key in requests.keys]
         hand_out(StepResult(ends, _stats(0)))
 
     return StepThread(make, hand_out, finish, stamps=stamps, steps_per_s=steps_per_s, seconds=seconds)
@@ -112,7 +112,9 @@ def _stats(step: int) -> StepStats:
 async def receive(socket: Path, landing: Landing) -> None:
     """One gateway's side, until all requests ended."""
     changed = ChangeSignal()
-    link = EngineLink(rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial, changed=changed)
+    link = EngineLink(
+        rank=0, incarnation=1, target=f"unix:{socket}", gateway="transport", dial=dial_engine, changed=changed
+    )
     task = link.open()
     try:
         async with asyncio.timeout(_READY_S):

@@ -12,6 +12,7 @@ import uvloop
 
 from benchmarks.wires.landing import Landing
 from benchmarks.wires.stamps import Stamps
+from services.rpc import runtime
 
 WIRES = ("muster", "zmq", "zmq-packed")
 
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.5)
     given = parser.parse_args()
     stamps = Stamps(given.stamps)
+    runtime.spare_collector()  # as the product's processes do; for all wires
     uvloop.run(_engine(given, stamps) if given.role == "engine" else _gateway(given, stamps))
 
 

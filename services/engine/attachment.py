@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from muster import v1 as wire
 
-from engine.request import TokenOutput
+from engine.request import Output, PlainOutput
 from services.engine import errors
+from services.engine.eager_writer import EagerWriter
 from services.engine.intake import Intake
 from services.engine.outbox import Outbox
 from services.rpc.errors import RpcError, invalid_field
@@ -35,12 +36,16 @@ class _HandleSink:
 
     attachment: Attachment
     outbox: Outbox
+    tokens: list[tuple[int, Sequence[int]]]  # of the outbox
     handle: int
 
-    def put(self, output: TokenOutput, step: int) -> None:
+    def put(self, output: Output) -> None:
+        if type(output) is PlainOutput:
+            self.tokens.append((self.handle, output.token_ids))
+            return
         if output.finish_reason is not None:
             self.attachment.forget(self.handle)
-        self.outbox.put(self.handle, output, step)
+        self.outbox.put(self.handle, output)
 
     def fail(self, error: Exception) -> None:
         self.attachment.fail(self.handle, errors.to_rpc_error(error))
@@ -61,9 +66,11 @@ class Attachment:
         self._reader_done = False
         self._ended = False
         self._protocol_error: RpcError | None = None
+        self._writer: EagerWriter[wire.AttachResponse] | None = None
+        self._unsubscribe = intake.after_steps(self._end_step)
 
     async def read(self, frames: AsyncIterator[wire.AttachRequest]) -> None:
-        """Takes frames until the gateway half-closes or breaks the protocol; `outputs` ends accordingly."""
+        """Takes frames until the gateway half-closes or breaks the protocol; `send` ends accordingly."""
         try:
             async for frame in frames:
                 self._take(frame)
@@ -74,16 +81,45 @@ class Attachment:
             self._reader_done = True
             self._outbox.wake()
 
-    async def outputs(self) -> AsyncIterator[wire.AttachResponse]:
-        """What to send, until the stream is to end: after a half-close once all requests ended, or at `end`."""
+    async def send(self, write: Callable[[wire.AttachResponse], Awaitable[None]]) -> None:
+        """Writes what the requests get until the stream is to end: after a half-close once all ended, or at `end`.
+
+        Raises RpcError for a frame that broke the protocol, and what `write` raises. A step is written by whoever
+        brings it, as long as the stream takes them; this coroutine waits for what is left to do.
+        """
+        writer = self._writer = EagerWriter(write, self._wrote)
         while True:
             await self._outbox.wait_filled()
+            if writer.busy:
+                continue  # it wakes us
+            if writer.failure is not None:
+                raise writer.failure
             if not self._outbox.empty:
-                yield wire.AttachResponse(outputs=self._outbox.take())
-            if self._protocol_error is not None:
+                writer.start(self._take_outputs())
+            elif self._protocol_error is not None:
                 raise self._protocol_error
-            if self._outbox.empty and (self._ended or (self._reader_done and not self._live)):
+            elif self._ended or (self._reader_done and not self._live):
                 return
+
+    def _end_step(self, step: int) -> None:
+        outbox = self._outbox
+        outbox.end_step(step)
+        if outbox.empty:
+            return
+        if self._writer is None or self._writer.busy:
+            outbox.wake()
+        else:
+            self._writer.start(self._take_outputs())
+
+    def _wrote(self) -> None:
+        assert self._writer is not None
+        if self._writer.failure is None and not self._outbox.empty:
+            self._writer.start(self._take_outputs())
+        elif self._writer.failure is not None or self._ended or self._reader_done:
+            self._outbox.wake()
+
+    def _take_outputs(self) -> wire.AttachResponse:
+        return wire.AttachResponse(outputs=self._outbox.take())
 
     def end(self) -> None:
         """The engine stops: sends what waits, then ends the stream."""
@@ -92,6 +128,7 @@ class Attachment:
 
     def leave(self) -> None:
         """The stream is over: aborts what is live."""
+        self._unsubscribe()
         for live in self._live.values():
             if live.timer is not None:
                 live.timer.cancel()
@@ -127,7 +164,7 @@ class Attachment:
             _log.debug("request %r continues trace %r", submit.request.request_id, submit.traceparent)
         try:
             timeout_s = _timeout_s(submit)
-            key = self._intake.submit(submit.request, _HandleSink(self, self._outbox, handle))
+            key = self._intake.submit(submit.request, _HandleSink(self, self._outbox, self._outbox.tokens, handle))
         except Exception as error:
             self._outbox.fail(handle, errors.to_rpc_error(error))
             return

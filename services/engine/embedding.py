@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from muster import v1 as wire
 
-from engine.request import FinishReason, TokenOutput
+from engine.request import FinishReason, Output
 from services.engine import errors
 from services.engine.intake import Intake
 
@@ -35,7 +35,7 @@ class EmbeddingCall:
         for key in self._keys:
             self._intake.leave(key)
 
-    def put(self, index: int, output: TokenOutput) -> None:
+    def put(self, index: int, output: Output) -> None:
         if output.finish_reason is None:
             return
         if output.embedding is None:
@@ -58,14 +58,14 @@ class _Sink:
     call: EmbeddingCall
     index: int
 
-    def put(self, output: TokenOutput, step: int) -> None:
+    def put(self, output: Output) -> None:
         self.call.put(self.index, output)
 
     def fail(self, error: Exception) -> None:
         self.call.fail(error)
 
 
-def _ended_without(output: TokenOutput) -> Exception:
+def _ended_without(output: Output) -> Exception:
     if output.finish_reason is FinishReason.ABORT:
         return errors.unavailable("ENGINE_STOPPING", "this engine stops and ended the call before it was answered")
     return errors.step_failed(output.error)

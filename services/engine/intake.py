@@ -48,6 +48,7 @@ class Intake:
         self._state = state
         self._mailboxes = Mailboxes()
         self._running: _Running | None = None
+        self._after_steps: set[Callable[[int], None]] = set()
 
     def open(self, loop: EngineLoop, limits: convert.Limits) -> None:
         """The engine thread runs; from now on requests are admitted."""
@@ -121,9 +122,16 @@ class Intake:
         """What one turn of the engine thread brought."""
         if _log.isEnabledFor(logging.DEBUG):
             self._tell_ends(result)
-        self._mailboxes.deliver(result.outputs, result.stats.step)
+        self._mailboxes.deliver(result.outputs)
         for rejected in result.rejected:
             self._mailboxes.fail(rejected.request_id, rejected.error)
+        for act in tuple(self._after_steps):
+            act(result.stats.step)
+
+    def after_steps(self, act: Callable[[int], None]) -> Callable[[], None]:
+        """`act` is called with each step's number once its outputs lie in their sinks; returns what ends that."""
+        self._after_steps.add(act)
+        return lambda: self._after_steps.discard(act)
 
     def fail_all(self, message: str) -> None:
         """The engine thread died."""

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from engine.errors import DuplicateRequestError
-from engine.request import FinishReason, PromptInfo, TokenLogprobs, TokenOutput
+from engine.request import FinishReason, Output, PromptInfo, TokenLogprobs
 
 
 class Sink(Protocol):
     """Takes the outputs of one request. The output with a finish reason, or the error, is the last."""
 
-    def put(self, output: TokenOutput, step: int) -> None: ...
+    def put(self, output: Output) -> None: ...
     def fail(self, error: Exception) -> None: ...
 
 
@@ -34,12 +34,13 @@ class Delta:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.prompt: PromptInfo | None = None
-        self.end: TokenOutput | None = None  # the output that finished the request
+        self.end: Output | None = None  # the output that finished the request
         self.finish_reason: FinishReason | None = None  # of that output
 
-    def add(self, output: TokenOutput) -> None:
-        self.token_ids.extend(output.token_ids)
-        self.logprobs.extend(output.logprobs)
+    def add(self, output: Output) -> None:
+        self.token_ids += output.token_ids
+        if output.logprobs:
+            self.logprobs += output.logprobs
         if output.prompt is not None:
             self.prompt = output.prompt
         if output.finish_reason is not None:
@@ -54,7 +55,7 @@ class Mailbox:
         self._error: Exception | None = None
         self._filled = asyncio.Event()
 
-    def put(self, output: TokenOutput, step: int) -> None:
+    def put(self, output: Output) -> None:
         if self._delta is None:
             self._delta = Delta()
             self._filled.set()
@@ -133,7 +134,7 @@ class Mailboxes:
     def live_keys(self) -> list[str]:
         return list(self._sinks)
 
-    def deliver(self, outputs: Iterable[TokenOutput], step: int) -> None:
+    def deliver(self, outputs: Iterable[Output]) -> None:
         """Hands out what one step brought."""
         sinks = self._sinks
         for output in outputs:
@@ -142,7 +143,7 @@ class Mailboxes:
                 continue
             if output.finish_reason is not None:
                 self.close(output.request_id)
-            sink.put(output, step)
+            sink.put(output)
 
     def fail(self, key: str, error: Exception) -> None:
         sink = self._sinks.get(key)

@@ -238,6 +238,7 @@ class EngineProcess:
             max_num_seqs=built.max_num_seqs,
             max_num_batched_tokens=built.max_num_batched_tokens,
         )
+        runtime.settle()
         self._state.serving(
             model, device=built.device, attention_backend=built.attention_backend, num_threads=built.num_threads
         )

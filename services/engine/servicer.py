@@ -91,8 +91,7 @@ class EngineServicer(wire.EngineServiceServicer):
         try:
             attached = wire.Attached(rank=snapshot.rank, incarnation=self._state.incarnation, model=snapshot.model)
             yield wire.AttachResponse(attached=attached)
-            async for response in stream.outputs():
-                yield response
+            await stream.send(context.write)
             if reader.done():
                 reader.result()  # a fault of ours in the reader ends the stream with INTERNAL
         finally:

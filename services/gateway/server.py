@@ -37,7 +37,7 @@ from services.rpc import open_files
 from services.rpc.channels import Dialer
 from services.rpc.identity import host_id, host_name, tcp_target
 from services.rpc.listening import ListenError, is_wildcard
-from services.rpc.runtime import stop_event
+from services.rpc.runtime import settle, stop_event
 from services.rpc.security import OPEN, Security, SecurityError
 from services.rpc.server import RpcServer
 from services.smg import check_smg
@@ -150,11 +150,13 @@ class _Gateway:
         self._options = options
         self._rpc = rpc
         entry = _roster_entry(options, http=http, grpc_port=grpc_port)
+        dialer = Dialer(options.security)
         self._backend = Backend(
             head_target=options.head_target,
             gateway=entry,
             host_id=host_id(),
-            dial=Dialer(options.security).dial,
+            dial=dialer.dial,
+            dial_engine=dialer.dial_engine,
             scope=options.ranks or None,
             metrics_directory=options.metrics_dir,
             limits=GenerationLimits(max_losses=options.max_rank_losses, queue_timeout_s=options.front.queue_timeout),
@@ -245,9 +247,12 @@ class _Gateway:
 
     async def _announce_readiness(self) -> None:
         """Health on the gRPC port says what /readyz says."""
-        was_ready = False
+        was_ready, has_settled = False, False
         while True:
             ready = self._backend.cluster.ready
+            if ready and not has_settled:
+                settle()
+                has_settled = True
             if ready != was_ready:
                 _log.info("ready to serve" if ready else "not ready: no rank serves")
                 self._rpc.set_serving("", ready)

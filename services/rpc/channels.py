@@ -8,6 +8,9 @@ import grpc
 
 from services.rpc.access import TokenFile
 from services.rpc.certificates import Certificates
+from services.rpc.client_stream import StreamEnd
+from services.rpc.loop_call import KEEPALIVE_S
+from services.rpc.loop_channel import LoopChannel, runs_in_loop
 from services.rpc.security import OPEN, Security
 from services.rpc.tls_trouble import tls_trouble
 from services.rpc.token_channel import TokenChannel
@@ -15,9 +18,11 @@ from services.rpc.token_channel import TokenChannel
 # Generous: GetTokenizer's chunks and step outputs stay far below it.
 MAX_RECEIVE_BYTES = 256 * 1024 * 1024
 
+_MAX_KEEPALIVE_S = 3600.0
+
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     # A dead peer shows after 10 s + 5 s although nobody writes; idle connections are watched too.
-    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_time_ms", round(1000 * KEEPALIVE_S)),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -50,6 +55,7 @@ class Dialer:
         self._security = security
         self._certificates = Certificates(security) if security.dials_tls else None
         self._tokens = TokenFile(security.cluster_token_file) if security.cluster_token_file else None
+        self._keepalive_s: dict[str, float] = {}  # by target, where the peer found our pings too many
 
     def dial(self, target: str) -> grpc.aio.Channel:
         """A channel for an event loop."""
@@ -58,6 +64,28 @@ class Dialer:
         else:
             channel = grpc.aio.secure_channel(target, self._certificates.channel_credentials(), options=self._options)
         return channel if self._tokens is None else self._showing(channel, self._tokens)
+
+    def dial_engine(self, target: str) -> grpc.aio.Channel:
+        """A channel whose Attach call the event loop reads itself, where the connection is in plaintext.
+
+        gRPC's own stack, which all other calls and TLS use, costs several times as much for each message.
+        """
+        if (self._certificates is not None and not target.startswith("unix:")) or not runs_in_loop(target):
+            return self.dial(target)
+
+        def remember(end: StreamEnd) -> None:
+            if end.too_many_pings:
+                self._keepalive_s[target] = min(2 * self._keepalive_s.get(target, KEEPALIVE_S), _MAX_KEEPALIVE_S)
+
+        channel: Any = LoopChannel(
+            grpc.aio.insecure_channel(target, options=_OPTIONS),
+            target,
+            max_message_bytes=MAX_RECEIVE_BYTES,
+            keepalive_s=self._keepalive_s.get(target, KEEPALIVE_S),
+            on_end=remember,
+        )
+        shown: grpc.aio.Channel = channel if self._tokens is None else self._showing(channel, self._tokens)
+        return shown
 
     def dial_blocking(self, target: str) -> grpc.Channel:
         """The same for a command without an event loop."""
@@ -81,4 +109,5 @@ class Dialer:
         return TokenChannel(channel, lambda: tokens.own)
 
 
-dial = Dialer().dial
+_OPEN = Dialer()
+dial, dial_engine = _OPEN.dial, _OPEN.dial_engine

@@ -24,7 +24,11 @@ async def test_watch_roster_and_attach_outlive_silence_under_pings() -> None:
     async with running_head(data_parallel_size=1) as head_target, running(head_target, rank=0) as engine:
         await engine.accepted()
         streams = await keep_silent(head_target, SILENCE_S, PING_INTERVAL_S)
-    assert {stream.name: stream.verdict for stream in streams} == {"WatchRoster": "alive", "Attach, rank 0": "alive"}
+    assert {stream.name: stream.verdict for stream in streams} == {
+        "WatchRoster": "alive",
+        "Attach, rank 0": "alive",
+        "Attach, rank 0, as gateways do": "alive",
+    }
     assert all(stream.relay.num_pings >= 3 for stream in streams)
     assert all(stream.num_messages == 0 for stream in streams)
 

@@ -86,7 +86,17 @@ def test_a_hung_engine_is_replaced(launch: Launch) -> None:
     cluster.wait_until_ready()
     assert rank_health(cluster) == ["SERVING", "SERVING"]
     hung = cluster.engine(1)
-    hung.suspend()
+    expected = complete(cluster, num_tokens=NUM_TOKENS, rank=0).json()["choices"][0]["text"]
+    with ExitStack() as asking:
+        answers = [asking.enter_context(StreamedAnswer(cluster, num_tokens=NUM_TOKENS)) for _ in range(6)]
+        for answer in answers:
+            assert answer.started.wait(30)
+        hung.suspend()
+        for answer in answers:
+            answer.join()
+    # Some were read from the hung one: their streams were silent, not broken.
+    assert [(answer.error, answer.finish_reason) for answer in answers] == [(None, "length")] * 6
+    assert {answer.text for answer in answers} == {expected}
     cluster.wait_for(lambda: cluster.state(1) == "LOST", "a rank that is LOST")
     assert rank_health(cluster) == ["SERVING", "NOT_SERVING"]
     cluster.wait_for(lambda: states_told_by_readyz(cluster) == ["ready", "lost"], "/readyz naming the lost rank")

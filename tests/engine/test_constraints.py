@@ -21,10 +21,10 @@ from engine.request import (
     Constraint,
     ConstraintKind,
     FinishReason,
+    Output,
     Request,
     SamplingParams,
     StopConditions,
-    TokenOutput,
 )
 from tests.support.tiny_model import EOS_TOKEN_ID, NUM_BYTES, write_gguf, write_huggingface_directory
 
@@ -71,10 +71,10 @@ def _seeded(request_id: str, constraint: Constraint | None, seed: int, **changes
     return _request(request_id, constraint, sampling=SamplingParams(seed=seed), **changes)
 
 
-def _run(core: EngineCore, *requests: Request) -> dict[str, list[TokenOutput]]:
+def _run(core: EngineCore, *requests: Request) -> dict[str, list[Output]]:
     for request in requests:
         core.add(request)
-    outputs: dict[str, list[TokenOutput]] = {request.request_id: [] for request in requests}
+    outputs: dict[str, list[Output]] = {request.request_id: [] for request in requests}
     while core.has_work:
         for output in core.step().outputs:
             outputs[output.request_id].append(output)
@@ -82,11 +82,11 @@ def _run(core: EngineCore, *requests: Request) -> dict[str, list[TokenOutput]]:
     return outputs
 
 
-def _tokens(outputs: list[TokenOutput]) -> tuple[int, ...]:
+def _tokens(outputs: list[Output]) -> tuple[int, ...]:
     return tuple(token_id for output in outputs for token_id in output.token_ids)
 
 
-def _finished(outputs: list[TokenOutput]) -> str | None:
+def _finished(outputs: list[Output]) -> str | None:
     """The text of an answer that ended by itself; one that was cut ended without an error at least."""
     end = outputs[-1]
     assert end.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), end.error

@@ -7,7 +7,7 @@ import pytest
 from engine.config import SchedulerLimits
 from engine.core import EngineCore
 from engine.errors import DuplicateRequestError, InvalidRequestError, QueueFullError
-from engine.request import FinishReason, Request, StopConditions, TokenLogprobs, TokenOutput, Usage
+from engine.request import FinishReason, Output, Request, StopConditions, TokenLogprobs, Usage
 from tests.support.scripted_runner import VOCAB_SIZE, ScriptedRunner, continuation
 
 EOS = 0
@@ -42,9 +42,9 @@ def request(request_id: str = "r", max_tokens: int | None = 5, **changes: object
     return Request(request_id, **changes)  # type: ignore[arg-type]
 
 
-def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
+def run(core: EngineCore) -> dict[str, list[Output]]:
     """Steps until nothing is left; outputs by request. Each request ends exactly once, with its last output."""
-    outputs: dict[str, list[TokenOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     while core.has_work:
         for output in core.step().outputs:
             outputs.setdefault(output.request_id, []).append(output)
@@ -57,7 +57,7 @@ def run(core: EngineCore) -> dict[str, list[TokenOutput]]:
     return outputs
 
 
-def tokens(outputs: list[TokenOutput]) -> list[int]:
+def tokens(outputs: list[Output]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 

@@ -14,7 +14,7 @@ import pytest
 from engine.config import SchedulerLimits
 from engine.core import EngineCore
 from engine.errors import QueueFullError
-from engine.request import FinishReason, Request, StopConditions, TokenOutput
+from engine.request import FinishReason, Output, Request, StopConditions
 from tests.support.scripted_runner import VOCAB_SIZE, ScriptedRunner, continuation
 
 
@@ -120,7 +120,7 @@ class Walk:
             assert output.finish_reason is FinishReason.ABORT
             self.take(output)
 
-    def take(self, output: TokenOutput) -> None:
+    def take(self, output: Output) -> None:
         life = self.live[output.request_id]  # an unknown or ended request has no output
         life.token_ids += output.token_ids
         life.num_prompts += output.prompt is not None

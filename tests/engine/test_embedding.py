@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.build import BuiltEngine, build_engine
 from engine.config import EngineConfig
 from engine.errors import InvalidRequestError
-from engine.request import FinishReason, Pooling, PoolingMethod, Request, SamplingParams, StopConditions, TokenOutput
+from engine.request import FinishReason, Output, Pooling, PoolingMethod, Request, SamplingParams, StopConditions
 from tests.support.native_kernels import instruction_sets
 from tests.support.tiny_model import TINY_CONFIG, tiny_config, write_huggingface_directory
 
@@ -35,9 +35,9 @@ def _embed(name: str, prompt: tuple[int, ...], method: PoolingMethod, dimensions
     return Request(name, prompt, stop=StopConditions(max_tokens=0), pooling=Pooling(method, dimensions))
 
 
-def _run(built: BuiltEngine, *requests: Request) -> dict[str, list[TokenOutput]]:
+def _run(built: BuiltEngine, *requests: Request) -> dict[str, list[Output]]:
     """All outputs by request; every block is free afterwards."""
-    outputs: dict[str, list[TokenOutput]] = {}
+    outputs: dict[str, list[Output]] = {}
     for request in requests:
         built.core.add(request)
     while built.core.has_work:
@@ -48,7 +48,7 @@ def _run(built: BuiltEngine, *requests: Request) -> dict[str, list[TokenOutput]]
     return outputs
 
 
-def _vector(outputs: list[TokenOutput]) -> Tensor:
+def _vector(outputs: list[Output]) -> Tensor:
     (output,) = outputs
     assert output.finish_reason is FinishReason.LENGTH
     assert output.token_ids == ()

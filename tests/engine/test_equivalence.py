@@ -17,7 +17,7 @@ from engine.build import BuiltEngine, Phase, build_engine
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import CacheSizeError, CheckpointError, DeviceError
-from engine.request import FinishReason, Request, SamplingParams, StopConditions, TokenOutput
+from engine.request import FinishReason, Output, Request, SamplingParams, StopConditions
 from tests.support.naive_model import NaiveModel
 from tests.support.tiny_model import (
     EOS_TOKEN_ID,
@@ -74,11 +74,11 @@ def _request(request_id: str, prompt: tuple[int, ...], **changes: Any) -> Reques
     return Request(request_id, prompt, **(values | changes))
 
 
-def _run(core: EngineCore, *requests: Request) -> dict[str, list[TokenOutput]]:
+def _run(core: EngineCore, *requests: Request) -> dict[str, list[Output]]:
     """All outputs by request id; the books are checked after every step."""
     for request in requests:
         core.add(request)
-    outputs: dict[str, list[TokenOutput]] = {request.request_id: [] for request in requests}
+    outputs: dict[str, list[Output]] = {request.request_id: [] for request in requests}
     while core.has_work:
         for output in core.step().outputs:
             outputs[output.request_id].append(output)
@@ -87,7 +87,7 @@ def _run(core: EngineCore, *requests: Request) -> dict[str, list[TokenOutput]]:
     return outputs
 
 
-def _tokens(outputs: list[TokenOutput]) -> tuple[int, ...]:
+def _tokens(outputs: list[Output]) -> tuple[int, ...]:
     return tuple(token_id for output in outputs for token_id in output.token_ids)
 
 

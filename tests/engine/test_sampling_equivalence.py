@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.core import EngineCore
-from engine.request import Constraint, ConstraintKind, Request, SamplingParams, StopConditions, TokenOutput
+from engine.request import Constraint, ConstraintKind, Output, Request, SamplingParams, StopConditions
 from engine.runner.noise import gumbel_noise, noise_key
 from tests.support.naive_model import NaiveModel
 from tests.support.tiny_model import EOS_TOKEN_ID, NUM_BYTES, TINY_CONFIG, tiny_state, write_huggingface_directory
@@ -184,7 +184,7 @@ def _request(name: str) -> Request:
 
 
 def _assert_all_as_defined(core: EngineCore, *names: str) -> None:
-    outputs: dict[str, list[TokenOutput]] = {name: [] for name in names}
+    outputs: dict[str, list[Output]] = {name: [] for name in names}
     for name in names:
         core.add(_request(name))
     while core.has_work:

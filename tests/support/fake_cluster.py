@@ -19,7 +19,7 @@ from gateway.generation_request import (
     PromptReport,
     Sampling,
 )
-from services.rpc.channels import dial
+from services.rpc.channels import dial, dial_engine
 from tests.support.fake_engine import EngineScript, FakeEngine
 from tests.support.fake_head import FakeHead
 from tests.support.later_contract import LaterContract
@@ -112,6 +112,7 @@ async def fake_cluster(
         gateway=wire.GatewayEntry(name="g0", host="localhost", pid=1),
         host_id="here",
         dial=dial,
+        dial_engine=dial_engine,
         limits=limits,
         scope=scope,
     )

@@ -17,7 +17,7 @@ from gateway.engine_link import EngineLink
 from gateway.engine_pool import EnginePool
 from gateway.ranks import Rank, RankState
 from gateway.targets import choose_target
-from services.rpc.channels import dial
+from services.rpc.channels import dial_engine
 from tests.support.fake_engine import EngineScript, FakeEngine
 from tests.support.own_records import own_records
 from tests.support.waiting import eventually
@@ -41,7 +41,7 @@ async def pool_of(*engines: FakeEngine) -> AsyncIterator[EnginePool]:
     before = asyncio.all_tasks()
     for engine in engines:
         await engine.start()
-    pool = EnginePool(gateway="g", host_id="here", dial=dial, changed=ChangeSignal())
+    pool = EnginePool(gateway="g", host_id="here", dial=dial_engine, changed=ChangeSignal())
     try:
         pool.reconcile({rank: entry for engine in engines for rank, entry in roster(engine).items()})
         await eventually(lambda: all(pool.link(engine.rank) for engine in engines), "attached")
@@ -171,7 +171,7 @@ async def test_a_rank_called_lost_that_goes_on_talking_is_heard_out() -> None:
 async def test_unix_sockets_between_processes_of_one_host(tmp_path: Path) -> None:
     engine = FakeEngine()
     await engine.start(f"unix:{tmp_path}/e.sock")
-    pool = EnginePool(gateway="g", host_id="here", dial=dial, changed=ChangeSignal())
+    pool = EnginePool(gateway="g", host_id="here", dial=dial_engine, changed=ChangeSignal())
     pool.reconcile(roster(engine))
     await eventually(lambda: pool.link(0), "attached")
     _, ticket = submit(pool.link(0))
@@ -181,7 +181,7 @@ async def test_unix_sockets_between_processes_of_one_host(tmp_path: Path) -> Non
 
 
 async def test_an_unreachable_rank_is_named_in_the_log_once_per_process(caplog: pytest.LogCaptureFixture) -> None:
-    pool = EnginePool(gateway="g", host_id="here", dial=dial, changed=ChangeSignal())
+    pool = EnginePool(gateway="g", host_id="here", dial=dial_engine, changed=ChangeSignal())
     targets = ("unix:/run/e4.sock", "127.0.0.1:7")
     for incarnation in (1, 1, 2, 2):
         pool.reconcile({4: Rank(4, RankState.READY, incarnation, host="far", host_id="there", targets=targets)})

@@ -41,23 +41,42 @@ async def frames_of(*frames: wire.AttachRequest) -> AsyncIterator[wire.AttachReq
 
 
 class Stream:
-    """An attachment whose gateway has sent `frames` and half-closed."""
+    """An attachment whose gateway has sent `frames` and half-closed; its stream carries one message for each `take`."""
 
     def __init__(self, engine: PlayedEngine) -> None:
         self.attachment = Attachment(engine.intake)
-        self._outputs = aiter(self.attachment.outputs())
+        self._written: asyncio.Queue[wire.AttachResponse] = asyncio.Queue()
+        self._taken = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
 
     async def send(self, *frames: wire.AttachRequest) -> None:
         await self.attachment.read(frames_of(*frames))
 
     async def take(self) -> wire.StepOutputs:
-        async with asyncio.timeout(5):
-            return (await anext(self._outputs)).outputs
+        response = await self._next()
+        assert response is not None, "the stream ended"
+        return response.outputs
 
     async def take_end(self) -> None:
+        assert await self._next() is None
+
+    async def _write(self, response: wire.AttachResponse) -> None:
+        self._taken.clear()
+        self._written.put_nowait(response)
+        await self._taken.wait()
+
+    async def _next(self) -> wire.AttachResponse | None:
+        if self._sending is None:
+            self._sending = asyncio.create_task(self.attachment.send(self._write))
+        self._taken.set()
+        taking = asyncio.create_task(self._written.get())
         async with asyncio.timeout(5):
-            with pytest.raises(StopAsyncIteration):
-                await anext(self._outputs)
+            await asyncio.wait([self._sending, taking], return_when=asyncio.FIRST_COMPLETED)
+        if taking.done():
+            return taking.result()
+        taking.cancel()
+        await self._sending
+        return None
 
 
 @pytest.fixture
@@ -300,3 +319,46 @@ async def test_random_walk_every_request_ends_once_and_no_token_is_lost() -> Non
                     used.remove(handle)
     stream.attachment.leave()
     assert engine.intake.num_live == 0
+
+
+def test_what_waits_is_put_together_before_it_is_too_much() -> None:
+    outbox = Outbox(most_pairs=10)
+    for step in range(1, 101):
+        for handle in (3, 1, 2):
+            outbox.tokens.append((handle, (step, handle)))
+        outbox.end_step(step)
+        assert len(outbox.tokens) <= 12
+    outputs = outbox.take()
+    assert (outputs.step, list(outputs.handles), list(outputs.token_counts)) == (100, [3, 1, 2], [200] * 3)
+    expected = [token_id for handle in (3, 1, 2) for step in range(1, 101) for token_id in (step, handle)]
+    assert list(outputs.token_ids) == expected
+    assert outbox.empty
+
+
+async def test_a_stream_that_keeps_up_gets_a_step_before_its_delivery_returns(engine: PlayedEngine) -> None:
+    attachment, written = Attachment(engine.intake), list[wire.AttachResponse]()
+
+    async def write(response: wire.AttachResponse) -> None:
+        written.append(response)
+
+    sending = asyncio.create_task(attachment.send(write))
+    await attachment.read(frames_of(submit(7)))
+    await asyncio.sleep(0)
+    engine.step(engine.tokens(0, 10))
+    assert [list(response.outputs.token_ids) for response in written] == [[10]]
+    engine.step(engine.end(0))
+    assert len(written) == 2
+    await asyncio.wait_for(sending, 5)
+
+
+async def test_a_stream_that_cannot_be_written_to_ends(engine: PlayedEngine) -> None:
+    attachment = Attachment(engine.intake)
+
+    async def write(response: wire.AttachResponse) -> None:
+        raise ConnectionError("gone")
+
+    sending = asyncio.create_task(attachment.send(write))
+    await attachment.read(frames_of(submit(7)))
+    engine.step(engine.tokens(0, 10))
+    with pytest.raises(ConnectionError, match="gone"):
+        await asyncio.wait_for(sending, 5)

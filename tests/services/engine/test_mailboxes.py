@@ -22,9 +22,9 @@ def last(key: str, *token_ids: int) -> TokenOutput:
 async def test_a_slow_reader_finds_one_merged_delta() -> None:
     mailboxes, mailbox = Mailboxes(), Mailbox()
     key = mailboxes.open("a", mailbox)
-    mailboxes.deliver([TokenOutput(key, (1,), prompt=PromptInfo(3, 0))], 1)
-    mailboxes.deliver([token(key, 2)], 2)
-    mailboxes.deliver([last(key, 3)], 3)
+    mailboxes.deliver([TokenOutput(key, (1,), prompt=PromptInfo(3, 0))])
+    mailboxes.deliver([token(key, 2)])
+    mailboxes.deliver([last(key, 3)])
     delta = await mailbox.take()
     assert delta.token_ids == [1, 2, 3]
     assert delta.prompt == PromptInfo(3, 0)
@@ -38,14 +38,14 @@ async def test_a_reader_that_keeps_up_gets_each_step() -> None:
         taking = asyncio.create_task(mailbox.take())
         await asyncio.sleep(0)
         assert not taking.done()
-        mailboxes.deliver([token(key, step)], step)
+        mailboxes.deliver([token(key, step)])
         assert (await taking).token_ids == [step]
 
 
 async def test_an_error_comes_after_the_tokens_before_it() -> None:
     mailboxes, mailbox = Mailboxes(), Mailbox()
     key = mailboxes.open("a", mailbox)
-    mailboxes.deliver([token(key, 1)], 1)
+    mailboxes.deliver([token(key, 1)])
     mailboxes.fail(key, ValueError("broken"))
     assert (await mailbox.take()).token_ids == [1]
     with pytest.raises(ValueError, match="broken"):
@@ -57,7 +57,7 @@ async def test_a_live_id_is_refused_and_a_finished_one_is_free() -> None:
     key = mailboxes.open("a", Mailbox())
     with pytest.raises(DuplicateRequestError):
         mailboxes.open("a", Mailbox())
-    mailboxes.deliver([last(key)], 1)
+    mailboxes.deliver([last(key)])
     assert mailboxes.open("a", Mailbox()) != key
 
 
@@ -71,7 +71,7 @@ async def test_the_last_output_of_an_aborted_request_does_not_reach_the_next_wit
     old = mailboxes.open("a", Mailbox())
     mailboxes.close(old)
     new = mailboxes.open("a", second)
-    mailboxes.deliver([TokenOutput(old, finish_reason=FinishReason.ABORT), token(new, 5)], 1)
+    mailboxes.deliver([TokenOutput(old, finish_reason=FinishReason.ABORT), token(new, 5)])
     delta = await second.take()
     assert delta.token_ids == [5]
     assert delta.end is None
@@ -104,5 +104,5 @@ async def test_wait_empty_returns_with_the_last_request() -> None:
     waiting = asyncio.create_task(mailboxes.wait_empty())
     await asyncio.sleep(0)
     assert not waiting.done()
-    mailboxes.deliver([last(key)], 1)
+    mailboxes.deliver([last(key)])
     await waiting

@@ -14,6 +14,7 @@ from muster import v1 as wire
 
 from services.rpc.certificates import Certificates
 from services.rpc.channels import Dialer
+from services.rpc.loop_channel import LoopChannel
 from services.rpc.security import OPEN, Security, SecurityError, exposure_warning
 from services.rpc.server import RpcServer, check_doors
 from services.rpc.tls_trouble import tls_trouble
@@ -73,6 +74,19 @@ def read(path: Path | None) -> bytes:
 async def test_without_client_authentication_the_authority_is_enough(authority: TestAuthority) -> None:
     async with serving(Deployment(), security=replace(authority.node("server"), tls_client_auth=False)) as served:
         assert await outcome(f"127.0.0.1:{served.port}", Dialer(authority.caller())) == "seen"
+
+
+async def test_an_engine_behind_tls_is_dialled_by_grpc_itself(authority: TestAuthority, tmp_path: Path) -> None:
+    """The gateway's own reader of Attach has no TLS: over TCP it is not used once there are certificates."""
+    dialer = Dialer(authority.node("client"))
+    security, dial_engine = authority.node("server"), dialer.dial_engine
+    async with serving(Deployment(), security=security, make_channel=dial_engine) as served:
+        assert not isinstance(served.channel, LoopChannel)
+        answer = await served.stub.GetDeployment(wire.GetDeploymentRequest(), timeout=TIMEOUT_S)
+        assert answer.product_version == "seen"
+    for plain in (dialer.dial_engine(f"unix:{tmp_path}/s"), Dialer().dial_engine("127.0.0.1:1")):
+        assert isinstance(plain, LoopChannel)
+        await plain.close()
 
 
 async def test_unix_sockets_stay_plain_beside_tls(authority: TestAuthority, tmp_path: Path) -> None:
