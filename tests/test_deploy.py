@@ -65,7 +65,11 @@ def test_each_process_understands_its_command(example: str) -> None:
     objects = manifests(example)
     head, engine, gateway = (values(objects[key]) for key in WORKLOADS)
     assert engine["head_target"] == gateway["head_target"] == f"muster-head:{head['port']}"
-    assert head["max_data_parallel_size"] >= objects["StatefulSet", "muster-engine"]["spec"]["replicas"]
+    scaler = objects.get(("HorizontalPodAutoscaler", "muster-engine"))
+    num_pods = (
+        objects["StatefulSet", "muster-engine"]["spec"]["replicas"] if scaler is None else scaler["spec"]["maxReplicas"]
+    )
+    assert head["max_data_parallel_size"] >= num_pods
     assert engine["rank"] == 1
     assert not engine["head_timeout"], "Kubernetes starts a head again; engines serve on meanwhile"
 

@@ -54,9 +54,13 @@ class CoordinatorServiceStub:
     its ranks agree to stop; waves of an epoch are numbered from 0.
 
     Order of frames. Rank: Standing first, whenever the stream is opened and
-    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
-    answers with GroupListening; FormGroup with that target to the others; each
-    member says Standing once the group has formed around it. From then on a
+    after every change of its group; the head says nothing before. Head:
+    FormGroup to the first member, which answers with GroupListening; FormGroup
+    with that target to the others; each member says Standing once the group
+    has formed around it. Members are all ranks of the deployment, or those of
+    them that are left where the head is allowed to go on without one that
+    stays away: members spread its experts over themselves before they form,
+    and a rank that comes back is in the next group. From then on a
     rank that has work while the group is idle says WaveStarted, the head says
     StartWave to all members, and no rank steps without it. When the members
     agree to stop, the first of them says WaveFinished or WavePaused.
@@ -94,9 +98,13 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     its ranks agree to stop; waves of an epoch are numbered from 0.
 
     Order of frames. Rank: Standing first, whenever the stream is opened and
-    after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
-    answers with GroupListening; FormGroup with that target to the others; each
-    member says Standing once the group has formed around it. From then on a
+    after every change of its group; the head says nothing before. Head:
+    FormGroup to the first member, which answers with GroupListening; FormGroup
+    with that target to the others; each member says Standing once the group
+    has formed around it. Members are all ranks of the deployment, or those of
+    them that are left where the head is allowed to go on without one that
+    stays away: members spread its experts over themselves before they form,
+    and a rank that comes back is in the next group. From then on a
     rank that has work while the group is idle says WaveStarted, the head says
     StartWave to all members, and no rank steps without it. When the members
     agree to stop, the first of them says WaveFinished or WavePaused.
@@ -149,9 +157,13 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         its ranks agree to stop; waves of an epoch are numbered from 0.
 
         Order of frames. Rank: Standing first, whenever the stream is opened and
-        after every change of its group; the head says nothing before. Head: FormGroup to the first member, which
-        answers with GroupListening; FormGroup with that target to the others; each
-        member says Standing once the group has formed around it. From then on a
+        after every change of its group; the head says nothing before. Head:
+        FormGroup to the first member, which answers with GroupListening; FormGroup
+        with that target to the others; each member says Standing once the group
+        has formed around it. Members are all ranks of the deployment, or those of
+        them that are left where the head is allowed to go on without one that
+        stays away: members spread its experts over themselves before they form,
+        and a rank that comes back is in the next group. From then on a
         rank that has work while the group is idle says WaveStarted, the head says
         StartWave to all members, and no rank steps without it. When the members
         agree to stop, the first of them says WaveFinished or WavePaused.

@@ -159,7 +159,6 @@ async def test_what_the_head_says_reaches_the_member() -> None:
 
 async def test_after_a_break_the_stream_begins_anew() -> None:
     async with scene() as now:
-        now.link.tell((Standing(NO_EPOCH, 0, running=False, has_work=False),))
         await now.connected(1)
         now.link.tell((Standing(NO_EPOCH, 0, running=False, has_work=False),))
         await now.heard(0, 1)
