@@ -69,13 +69,13 @@ class Holdings:
                 find_devices=lambda: devices.find_devices(os.environ),
                 torch_has_cuda=devices.torch_is_built_for_cuda,
             )
-            if options.quantization != "none" and assignment.ids:
-                raise devices.DeviceAssignmentError(
-                    f"--quantization {options.quantization} with --device {options.device}, which puts ranks on this "
-                    f"node's GPUs ({', '.join(assignment.ids)}): weights are quantised for CPUs only; give --device "
-                    "cpu or leave --quantization out"
-                )
             threads = plan.threads_per_rank(options, plan.num_usable_cores())
+        if options.quantization != "none" and assignment.device == "cuda":
+            whose = f"this node's GPUs ({', '.join(assignment.ids)})" if assignment.ids else "the Ray cluster's GPUs"
+            raise devices.DeviceAssignmentError(
+                f"--quantization {options.quantization} with --device {options.device}, which puts ranks on {whose}: "
+                "weights are quantised for CPUs only; give --device cpu or leave --quantization out"
+            )
         runtime_dir = taking.enter_context(RuntimeDirectory(options.runtime_dir))
         host = self._engine_host()
         if options.headless:

@@ -60,6 +60,8 @@ def test_auto_quantises_on_a_cpu_and_names_the_gpus_that_are_in_the_way(
     assert assigned(Assignment("cpu")) == Assignment("cpu")
     with pytest.raises(DeviceAssignmentError, match=r"--quantization int8 with --device auto.*\(0, 1\).*--device cpu"):
         assigned(Assignment("cuda", ("0", "1")))
+    with pytest.raises(DeviceAssignmentError, match=r"--quantization int8 .* on the Ray cluster's GPUs"):
+        assigned(Assignment("cuda"))  # as Ray does, which shows each actor its own
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
