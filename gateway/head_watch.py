@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
@@ -15,6 +16,9 @@ from gateway.engine_link import Dial
 logger = logging.getLogger(__name__)
 
 Message = TypeVar("Message")
+
+# Until the other streams to the head are back too.
+_AFTERMATH_S = 3.0
 
 
 class HeadWatch(Generic[Message]):
@@ -87,6 +91,8 @@ class HeadWatch(Generic[Message]):
                     backoff.reset()
                     if self._lost_before:
                         logger.info("%s of the head at %s is back", self._name, self._target)
+                        # Calls that failed form cycles, and each keeps a connection to the head until they are found.
+                        asyncio.get_running_loop().call_later(_AFTERMATH_S, gc.collect)
                 self._apply(message)
         finally:
             await channel.close()

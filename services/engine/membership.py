@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _REJECTIONS = frozenset(
         grpc.StatusCode.ABORTED,  # a newer process took this rank over
     }
 )
+# Until the other streams to the head are back too.
+_AFTERMATH_S = 3.0
 _WELCOME_TIMEOUT_S = 10.0
 _COMPLAINT_INTERVAL_S = 10.0
 # The head has a rank for everybody else: only a loss or an operator changes that.
@@ -151,6 +154,8 @@ class Membership:
         self._state.welcomed(welcome.rank, welcome.coordinator_target or self._head_target, welcome.data_parallel_size)
         if self._lost_since is not None:
             _log.info("registered with the head at %s again", self._head_target)
+            # Calls that failed form cycles, and each keeps a connection to the head until they are found.
+            asyncio.get_running_loop().call_later(_AFTERMATH_S, gc.collect)
         else:
             _log.info("head at %s gave rank %d of %d", self._head_target, welcome.rank, welcome.data_parallel_size)
         self._lost_since = None

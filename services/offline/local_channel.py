@@ -7,7 +7,7 @@ business of networks and are ignored.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -76,7 +76,9 @@ class _Context:
     """What servicers ask of a call's context."""
 
     def __init__(self) -> None:
+        self.written: deque[Any] = deque()
         self._callbacks: list[Callable[[Any], None]] = []
+        self._news = asyncio.Event()
         self._over = False
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
@@ -84,6 +86,18 @@ class _Context:
 
     def invocation_metadata(self) -> tuple[()]:
         return ()
+
+    async def write(self, response: Any) -> None:
+        """Beside what the method yields; what it yielded before comes first."""
+        self.written.append(response)
+        self._news.set()
+
+    async def next_written(self) -> Any:
+        """Waits for one."""
+        while not self.written:
+            self._news.clear()
+            await self._news.wait()
+        return self.written.popleft()
 
     def over(self) -> None:
         callbacks, self._callbacks = self._callbacks, []
@@ -105,6 +119,7 @@ class _Call:
         self._on_over = on_over
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self._responses: Any = respond(self)
+        self._yielding: asyncio.Task[Any] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def requests(self) -> AsyncIterator[Any]:
@@ -119,14 +134,32 @@ class _Call:
         self._requests.put_nowait(EOF)
 
     async def read(self) -> Any:
+        if self._yielding is None and not self.context.written:
+            self._yielding = asyncio.create_task(self._next_yielded())
+        writing = asyncio.create_task(self.context.next_written())
         try:
-            return await anext(self._responses)
-        except StopAsyncIteration:
-            self._end()
-            return EOF
+            waited = {writing} if self._yielding is None else {writing, self._yielding}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                return writing.result()
+        finally:
+            writing.cancel()
+        assert self._yielding is not None, "one of both is done"
+        yielding, self._yielding = self._yielding, None
+        try:
+            response = yielding.result()
         except Exception as error:
             self._end()
             raise self._as_call_error(error) from error
+        if response is EOF:
+            self._end()
+        return response
+
+    async def _next_yielded(self) -> Any:
+        try:
+            return await anext(self._responses)
+        except StopAsyncIteration:
+            return EOF
 
     def __aiter__(self) -> _Call:
         return self
@@ -139,8 +172,8 @@ class _Call:
 
     def cancel(self) -> bool:
         if self._closing is None:
-            self._end()
-            self._closing = asyncio.ensure_future(self._close())
+            self.context.over()
+            self._closing = asyncio.create_task(self._close())
             return True
         return False
 
@@ -149,8 +182,11 @@ class _Call:
             await self._closing
 
     async def _close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # a reader that was cancelled has it and closes it
-            await self._responses.aclose()
+        if self._yielding is not None:
+            self._yielding.cancel()
+            await asyncio.wait({self._yielding})
+        await self._responses.aclose()
+        self._on_over(self)
 
     def _end(self) -> None:
         self._on_over(self)

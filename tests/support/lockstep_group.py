@@ -21,7 +21,7 @@ from engine.core import StepResult
 from engine.loop import EngineLoop
 from engine.parallel.group_member import GroupMember
 from engine.parallel.lockstep import Lockstep
-from engine.request import Request, TokenOutput
+from engine.request import PlainOutput, Request, TokenOutput
 from engine.stats import LoadSnapshot
 from engine.waves import Ended, Frames, Standing, Started, WaveMember
 from services.head.waves import Disband, Form, Pause, Start, Waves
@@ -188,7 +188,7 @@ class Group:
             case Ended(epoch, wave):
                 self.ended.append(message)
                 return waves.ended(rank, epoch, wave)
-            case TokenOutput():
+            case TokenOutput() | PlainOutput():
                 self.tokens[message.request_id] += message.token_ids
                 if message.finish_reason is not None:
                     self.finished.add(message.request_id)

@@ -70,7 +70,7 @@ async def test_cancelling_ends_the_servicer_also_while_it_is_read() -> None:
     stub, channel = stub_of(servicer)
     call = stub.Attach()
     reading = asyncio.create_task(call.read())
-    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)  # it reads
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert call.cancel()
