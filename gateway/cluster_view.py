@@ -153,11 +153,6 @@ class ClusterView:
             and self._board.age_s(rank.rank, rank.incarnation, now_s) <= self._silent_after_s
         ]
 
-    def serves(self, rank: int) -> bool:
-        """The rank is READY."""
-        entry = self.ranks().get(rank)
-        return entry is not None and entry.state is RankState.READY
-
     def model(self) -> wire.ModelInfo:
         """The served model, also while its ranks are lost. Raises Loading before the first rank was ready."""
         if self._model is None:

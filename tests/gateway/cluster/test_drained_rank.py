@@ -10,7 +10,8 @@ from muster import v1 as wire
 
 from gateway.errors import Draining
 from gateway.generation import GenerationLimits
-from tests.support.fake_cluster import ask, fake_cluster
+from gateway.ranks import RankState
+from tests.support.fake_cluster import FakeCluster, ask, fake_cluster
 from tests.support.fake_engine import EngineScript
 from tests.support.own_records import own_records
 from tests.support.waiting import eventually
@@ -20,10 +21,15 @@ FOR_EVER = GenerationLimits(rank_wait_s=1e6)
 DEADLINE_S = 10.0
 
 
+def is_ready(cluster: FakeCluster, rank: int) -> bool:
+    """As the gateway sees it."""
+    return cluster.backend.cluster.ranks()[rank].state is RankState.READY
+
+
 async def test_a_rank_that_drains_is_refused_at_once_to_whom_names_it() -> None:
     async with fake_cluster(EngineScript(), EngineScript(), limits=FOR_EVER) as cluster, asyncio.timeout(DEADLINE_S):
         cluster.head.set_state(1, wire.RANK_STATE_DRAINING)
-        await eventually(lambda: not cluster.backend.cluster.serves(1), "the rank drains")
+        await eventually(lambda: not is_ready(cluster, 1), "the rank drains")
         with pytest.raises(
             Draining, match=r"Rank 1, which the request asks for, is draining.*muster undrain 1"
         ) as caught:
@@ -36,13 +42,13 @@ async def test_a_rank_that_drains_is_refused_at_once_to_whom_names_it() -> None:
 async def test_a_request_that_waits_for_its_rank_hears_of_a_drain_and_of_a_return() -> None:
     async with fake_cluster(EngineScript(), limits=FOR_EVER) as cluster, asyncio.timeout(DEADLINE_S):
         cluster.head.set_state(0, wire.RANK_STATE_LOST)
-        await eventually(lambda: not cluster.backend.cluster.serves(0), "the rank is lost")
+        await eventually(lambda: not is_ready(cluster, 0), "the rank is lost")
         task = asyncio.create_task(cluster.answer(ask(rank=0, max_tokens=2)))
         await eventually(lambda: cluster.backend.generator.num_queued == 1, "the request waits")
         cluster.head.set_state(0, wire.RANK_STATE_READY)
         assert len((await task).token_ids()) == 2, "a lost rank comes back by itself"
         cluster.head.set_state(0, wire.RANK_STATE_LOST)
-        await eventually(lambda: not cluster.backend.cluster.serves(0), "the rank is lost again")
+        await eventually(lambda: not is_ready(cluster, 0), "the rank is lost again")
         task = asyncio.create_task(cluster.answer(ask(rank=0)))
         await eventually(lambda: cluster.backend.generator.num_queued == 1, "the request waits")
         cluster.head.set_state(0, wire.RANK_STATE_DRAINING)
