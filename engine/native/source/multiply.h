@@ -1,4 +1,4 @@
-// Products of few rows: whole panels stream by once, each unpacked piece serves up to four rows.
+// Products of few rows: whole panels stream by once, each unpacked piece serves several rows.
 #pragma once
 
 #include "vector.h"
@@ -9,7 +9,23 @@
 namespace muster {
 namespace {
 
+#ifdef __AVX512F__
+constexpr int kRowsAtOnce = 8;  // sums of a block and of the row for each, and what is unpacked: 32 registers
+#else
 constexpr int kRowsAtOnce = 4;
+#endif
+
+// How far ahead of its use a panel is fetched. A processor's own prefetcher sees three short streams in each panel and
+// loses all of them at its end; but panels lie one after another, and so, mostly, do the matrices of a step.
+constexpr size_t kFetchAhead = 8192;
+
+// What lies that far behind the share of block `b` of a panel, `Bytes` for each block.
+template <int Bytes>
+MUSTER_INLINE void fetch_ahead(const uint8_t* panel, size_t b) {
+  const uint8_t* ahead = panel + b * Bytes + kFetchAhead;
+#pragma GCC unroll 9
+  for (int line = 0; line * 64 < Bytes; ++line) __builtin_prefetch(ahead + line * 64);
+}
 
 MUSTER_INLINE void put(const Matrix& matrix, int panel, float* out, bool accumulate, Floats result) {
   const int first = panel * kPanel;
@@ -125,6 +141,7 @@ void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* 
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (size_t b = 0; b < num_blocks; ++b) {
+      if (row == 0) fetch_ahead<kFour ? 320 : 544>(base, b);
       const int8_t* inputs[M];
       int32_t code_sums[M];
       const size_t index = block_index(x, row, b);  // M divides 16 or ends the rows: the others follow
@@ -160,6 +177,7 @@ void multiply_halves(const Matrix& matrix, const Activations& x, int row, float*
     Floats even[M], odd[M];
     for (int m = 0; m < M; ++m) even[m] = odd[m] = Floats{};
     for (int p = 0; p < num_pairs; ++p) {
+      if (row == 0) fetch_ahead<64>(pairs, p);
       const Words both = *reinterpret_cast<const LooseWords*>(pairs + p * 64);
       const Floats first = as_floats(both << 16), second = as_floats(both & 0xffff0000u);
       for (int m = 0; m < M; ++m) {
@@ -183,6 +201,16 @@ void multiply_rows(const Matrix& matrix, const Activations& x, int row, float* o
     multiply_halves<M>(matrix, x, row, out, stride, accumulate, begin, end);
 }
 
+// The last rows, fewer than kRowsAtOnce.
+template <int M>
+void multiply_last_rows(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride,
+                        bool accumulate, int begin, int end) {
+  if (x.rows - row == M)
+    multiply_rows<M>(matrix, x, row, out, stride, accumulate, begin, end);
+  else if constexpr (M > 1)
+    multiply_last_rows<M - 1>(matrix, x, row, out, stride, accumulate, begin, end);
+}
+
 // Any number of rows. A panel is read for all rows before the next one, while it is in the cache.
 void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate,
                       int begin, int end) {
@@ -191,12 +219,7 @@ void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, si
     int row = 0;
     for (; row + kRowsAtOnce <= x.rows; row += kRowsAtOnce)
       multiply_rows<kRowsAtOnce>(matrix, x, row, out, stride, accumulate, panel, last);
-    switch (x.rows - row) {
-      case 3: multiply_rows<3>(matrix, x, row, out, stride, accumulate, panel, last); break;
-      case 2: multiply_rows<2>(matrix, x, row, out, stride, accumulate, panel, last); break;
-      case 1: multiply_rows<1>(matrix, x, row, out, stride, accumulate, panel, last); break;
-      default: break;
-    }
+    multiply_last_rows<kRowsAtOnce - 1>(matrix, x, row, out, stride, accumulate, panel, last);
     panel = last - 1;
   }
 }

@@ -55,6 +55,7 @@ void multiply_five_bits(const Matrix& matrix, const Activations& x, int row, flo
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (int b = 0; b < matrix.num_blocks; ++b) {
+      if (row == 0) fetch_ahead<384>(base, b);
       const size_t index = block_index(x, row, b);
       const int8_t* inputs[M];
       Ints sums[M];
@@ -85,6 +86,7 @@ void multiply_six_bits(const Matrix& matrix, const Activations& x, const int32_t
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (int b = 0; b < matrix.num_blocks; ++b) {
+      if (row == 0) fetch_ahead<420>(base, b);
       const size_t index = block_index(x, row, b);
       const int8_t* inputs[M];
       Ints first[M], second[M];
@@ -135,6 +137,15 @@ void multiply_wide_rows(const Matrix& matrix, const Activations& x, const int32_
     multiply_six_bits<M>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
 }
 
+template <int M>
+void multiply_last_wide_rows(const Matrix& matrix, const Activations& x, const int32_t* half_sums, int row, float* out,
+                             size_t stride, bool accumulate, int begin, int end) {
+  if (x.rows - row == M)
+    multiply_wide_rows<M>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
+  else if constexpr (M > 1)
+    multiply_last_wide_rows<M - 1>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
+}
+
 // Any number of rows; see multiply_by_rows.
 void multiply_wide(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch) {
@@ -144,12 +155,7 @@ void multiply_wide(const Matrix& matrix, const Activations& x, float* out, size_
     int row = 0;
     for (; row + kRowsAtOnce <= x.rows; row += kRowsAtOnce)
       multiply_wide_rows<kRowsAtOnce>(matrix, x, sums, row, out, stride, accumulate, panel, last);
-    switch (x.rows - row) {
-      case 3: multiply_wide_rows<3>(matrix, x, sums, row, out, stride, accumulate, panel, last); break;
-      case 2: multiply_wide_rows<2>(matrix, x, sums, row, out, stride, accumulate, panel, last); break;
-      case 1: multiply_wide_rows<1>(matrix, x, sums, row, out, stride, accumulate, panel, last); break;
-      default: break;
-    }
+    multiply_last_wide_rows<kRowsAtOnce - 1>(matrix, x, sums, row, out, stride, accumulate, panel, last);
     panel = last - 1;
   }
 }

@@ -82,9 +82,7 @@ MUSTER_INLINE void quantise_block(const float* values, const Activations& x, siz
   const Bytes first = __builtin_convertvector(a, Bytes), second = __builtin_convertvector(b, Bytes);
   std::memcpy(x.codes + block * kBlock, &first, 16);
   std::memcpy(x.codes + block * kBlock + 16, &second, 16);
-  const Ints both = a + b;
-  int32_t total = 0;
-  for (int i = 0; i < 16; ++i) total += both[i];
+  const int32_t total = sum(a + b);
   x.scales[block] = scale;
   x.code_sums[block] = total;
   x.sums[block] = scale * static_cast<float>(total);

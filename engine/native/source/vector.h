@@ -83,20 +83,39 @@ MUSTER_INLINE Floats load_float16(const uint8_t* p) {
 #endif
 }
 
+// Both in the same order everywhere: halves, quarters, pairs.
 MUSTER_INLINE float sum(Floats v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps(reinterpret_cast<__m512>(v));
+#else
   float lanes[16];
   store(lanes, v);
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+#endif
 }
 
 MUSTER_INLINE float largest(Floats v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#else
   float lanes[16];
   store(lanes, v);
   for (int width = 8; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
   return lanes[0];
+#endif
+}
+
+MUSTER_INLINE int32_t sum(Ints v) {
+#ifdef __AVX512F__
+  return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v));
+#else
+  int32_t total = 0;
+  for (int i = 0; i < 16; ++i) total += v[i];
+  return total;
+#endif
 }
 
 // 2 to the power of x, for x of 0 or less and minus infinity; relative error 2e-7.
