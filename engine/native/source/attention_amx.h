@@ -2,7 +2,7 @@
 // and the queries, packed once, are the right one. So scores come out as [token][lane], as the plain kernels have them.
 #pragma once
 
-#include "attention.h"
+#include "attention_prompt.h"
 #include "multiply_amx.h"
 
 namespace muster {
@@ -85,11 +85,15 @@ void attend_one(const Cache& cache, const Context& context, const float* q, floa
   _tile_release();
   float* visible = scores + static_cast<size_t>(first - from) * kLanes;
   float factors[kLanes];
-  store(factors, soften(visible, last - first));
-  for (int h = 0; h < num_heads; h += group) {
-    const int head = first_head + h, count = num_heads - h < group ? num_heads - h : group;
-    sum_group(cache, context, head / group, count, visible + h, first, last, factors + h,
-              out + context.first_row * out_stride + head * dim);
+  soften(visible, last - first, kLanes, factors);
+  float* to = out + context.first_row * out_stride;
+  int ahead = cache.num_kv_heads * dim * 2;
+  for (int head = first_head; head < first_head + num_heads; ahead = 0) {
+    const Quad quad = quad_at(head, first_head + num_heads, group);
+    const int lane = head - first_head;
+    sum_quad(cache, context, head / group, quad.num_heads, visible + lane, kLanes, first, last, factors + lane,
+             to + head * dim, ahead);
+    head += quad.num_heads;
   }
 }
 

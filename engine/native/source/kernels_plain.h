@@ -1,7 +1,7 @@
 // The table of a processor without a tile unit.
 #pragma once
 
-#include "attention.h"
+#include "attention_prompt.h"
 #include "multiply_wide.h"
 #include "rows.h"
 
