@@ -133,7 +133,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, num_new: int, window: int | None
 
 
 @pytest.mark.parametrize("isa", instruction_sets())
-@pytest.mark.parametrize("block_size", [1, 5, 16, 32])
+@pytest.mark.parametrize("block_size", [1, 5, 8, 16, 32])
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "window"),
     [
@@ -145,6 +145,10 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, num_new: int, window: int | None
         (16, 1, 96, None),
         (32, 8, 128, 64),
         (5, 5, 80, None),
+        (6, 1, 48, 33),
+        (11, 1, 112, 90),
+        (8, 2, 256, 40),
+        (3, 3, 256, None),
     ],
 )
 def test_attention_over_scattered_pages(
@@ -186,5 +190,58 @@ def test_attention_over_scattered_pages(
         row += num_new
 
 
+@pytest.mark.parametrize("isa", [isa for isa in instruction_sets() if isa != "amx"])
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize("chunk", [2, 15, 33, 64, 100])
+def test_where_a_prompt_is_cut_changes_no_bit_of_its_attention(isa: str, window: int | None, chunk: int) -> None:
+    """On vectors, and in chunks of more than one token, which is a decoding sequence."""
+    config = shape_config(num_heads=6, num_kv_heads=2, head_dim=48, window=window)
+    generator = torch.Generator().manual_seed(2)
+    length = 198
+    q, k, v = (torch.randn(length, heads, 48, generator=generator).bfloat16() for heads in (6, 2, 2))
+    results = []
+    for size in (length, chunk):
+        stepper = NativeStepper(config, StateWeights(random_state(config)), isa)
+        parts = []
+        for begin in range(0, length, size):
+            end = min(length, begin + size)
+            stepper.attention.plan(stepper.batch(Part((), begin, end, tuple(range(13))[::-1])))
+            parts.append(stepper.attention.attend(0, q[begin:end], k[begin:end], v[begin:end]))
+        results.append(torch.cat(parts))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("isa", instruction_sets())
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (4, 4), (10, 5), (16, 2), (13, 1)])
+def test_mates_and_threads_change_no_bit_of_decoding_attention(isa: str, num_heads: int, num_kv_heads: int) -> None:
+    """With several threads, few sequences are handed out group by group, many as whole tokens."""
+    config = shape_config(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=64)
+    weights = StateWeights(random_state(config))
+    generator = torch.Generator().manual_seed(3)
+    lengths = [1 + 9 * i for i in range(8)]
+    blocks = [tuple(range(i, 40, 8)) for i in range(8)]
+    contexts, news = (
+        [
+            [torch.randn(size, heads, 64, generator=generator) for heads in (num_heads, num_kv_heads, num_kv_heads)]
+            for size in sizes
+        ]
+        for sizes in (lengths, [1] * 8)
+    )
+    results = []
+    for num_threads, size in ((1, 1), (1, 8), (2, 1), (2, 8)):
+        stepper = NativeStepper(config, weights, isa, num_threads=num_threads)
+        for length, block_ids, context in zip(lengths, blocks, contexts, strict=True):
+            stepper.attention.plan(stepper.batch(Part((), 0, length, block_ids)))
+            stepper.attention.attend(0, *context)
+        parts = [Part((), length, length + 1, block_ids) for length, block_ids in zip(lengths, blocks, strict=True)]
+        outs = []
+        for begin in range(0, 8, size):
+            stepper.attention.plan(stepper.batch(*parts[begin : begin + size]))
+            qkv = [torch.cat([new[which] for new in news[begin : begin + size]]) for which in range(3)]
+            outs.append(stepper.attention.attend(0, *qkv))
+        results.append(torch.cat(outs))
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
 # Context length and new tokens of each sequence; those with one new token first, and no context of one token before.
-LAYOUT = ((3, 1), (16, 1), (33, 1), (150, 1), (7, 7), (2, 2), (64, 64), (97, 17), (140, 100), (48, 16))
+LAYOUT = ((3, 1), (16, 1), (33, 1), (150, 1), (7, 7), (2, 2), (64, 64), (97, 17), (140, 100), (48, 16), (200, 129))

@@ -1,7 +1,7 @@
 // Attention of a decoding sequence over pages where they lie: its heads, four that share keys at a time.
 //
-// Scores of such a quad are kept as [token][head], in rows of one, two or four, so that the sums across lanes of sixteen
-// or more products are taken together and the softmax has no empty lanes. No head's numbers depend on the other quads.
+// Scores of such a quad are kept as [token][head], in rows of one, two or four: four sums across lanes are taken
+// together, and the softmax has no empty lanes. A head's numbers do not depend on what other quads a call has.
 // Queries are expected to be scaled by log2(e) / sqrt(D), so that powers of two do.
 #pragma once
 
@@ -11,6 +11,7 @@ namespace muster {
 namespace {
 
 constexpr int kQuad = 4;  // heads
+constexpr int kChunkTokens = 16;
 #ifdef __AVX512F__
 constexpr int kPairsAtOnce = 2;
 #else
@@ -23,37 +24,44 @@ MUSTER_INLINE int first_visible(const Context& context, int position) {
 
 MUSTER_INLINE int row_width(int num_heads) { return num_heads == 3 ? 4 : num_heads; }
 
-// Pages lie anywhere, so the processor cannot guess the next one.
-MUSTER_INLINE void fetch_row(const uint16_t* row, int bytes) {
-  for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(row) + i);
-}
-
-// Tokens from one on that lie behind each other, and where the next ones lie.
-struct Run {
-  const uint16_t* row;
-  const uint16_t* next;  // null: there are none
+// Where the keys or the values of some tokens lie.
+struct Rows {
+  const uint16_t* at[kChunkTokens];
   int count;
 };
 
-MUSTER_INLINE Run run_at(const Cache& cache, const Context& context, const uint16_t* base, int token, int last) {
-  const int in_block = cache.block_size - token % cache.block_size;
-  const bool ends = token + in_block >= last;
-  return {base + token_offset(cache, context, token),
-          ends ? nullptr : base + token_offset(cache, context, token + in_block), ends ? last - token : in_block};
+MUSTER_INLINE Rows rows_at(const Cache& cache, const Context& context, const uint16_t* base, int first, int last) {
+  const size_t step = static_cast<size_t>(cache.num_kv_heads) * cache.head_dim;
+  Rows rows;
+  rows.count = last - first < kChunkTokens ? last - first : kChunkTokens;
+  for (int i = 0; i < rows.count;) {
+    const uint16_t* row = base + token_offset(cache, context, first + i);
+    const int in_block = cache.block_size - (first + i) % cache.block_size;
+    const int stop = i + in_block < rows.count ? i + in_block : rows.count;
+    for (; i < stop; ++i, row += step) rows.at[i] = row;
+  }
+  return rows;
 }
 
-// Scores of H heads for a run of tokens, `step` numbers apart. queries: [H][D as pairs]. Writes whole quads of scores,
-// so up to three behind the last.
+// Pages lie anywhere, so the processor cannot guess the next one.
+MUSTER_INLINE void fetch(const uint16_t* numbers, int count) {
+  for (int i = 0; i < count; i += 32) __builtin_prefetch(numbers + i);
+}
+
+// Scores of H heads for a chunk of tokens; `ahead` numbers of each row of the next one are fetched. queries: [H][D as
+// pairs]. Writes whole quads of scores, so up to three behind the last.
 template <int H>
-MUSTER_INLINE void score_run(const uint16_t* keys, size_t step, int count, int dim, const float* queries,
-                             float* scores) {
+MUSTER_INLINE void score_chunk(const Rows& rows, const Rows& next, int ahead, int column, int dim,
+                               const float* queries, float* scores) {
   constexpr int kTokens = H > 2 ? 1 : kQuad / H;
   const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
-  for (int t = 0; t < count; t += kTokens) {
+  for (int t = 0; t < rows.count; t += kTokens) {
     Register products[kQuad];
     for (auto& product : products) product = Register{};
     for (int i = 0; i < kTokens; ++i) {
-      const uint16_t* key = keys + (t + i < count ? t + i : count - 1) * step;
+      const int token = t + i < rows.count ? t + i : rows.count - 1;
+      const uint16_t* key = rows.at[token] + column;
+      if (token < next.count) fetch(next.at[token] + column, ahead);
       for (int d = 0; d < dim; d += kPairs) {
         const Pairs part = load_pairs(key + d, dim - d);
         for (int h = 0; h < H; ++h) {
@@ -99,56 +107,45 @@ MUSTER_INLINE void soften(float* scores, int count, int width, float* factors) {
   store(factors, 1.0f / load(factors));
 }
 
-// Weighted values of H heads, V registers of pairs of dimensions from `first_dim` on. weights: [last - first][width].
-// While they are computed, `ahead` bytes of each row of the next page are fetched from `fetched` on.
+// Adds a chunk's weighted values of H heads, V registers of pairs of dimensions from `column` on. weights: [count][width];
+// sums: [H][D as pairs]. `ahead` numbers of each row of the next chunk are fetched.
 template <int H, int V>
-MUSTER_INLINE void sum_values(const Cache& cache, const Context& context, int column, int dims, const float* weights,
-                              int width, int first, int last, const float* factors, float* out, int ahead) {
+MUSTER_INLINE void sum_values(const Rows& rows, const Rows& next, int ahead, int column, int dims, int head_size,
+                              const float* weights, int width, float* sums) {
   Register even[H][V], odd[H][V];
-  for (int h = 0; h < H; ++h)
-    for (int v = 0; v < V; ++v) even[h][v] = odd[h][v] = Register{};
-  const size_t step = static_cast<size_t>(cache.num_kv_heads) * cache.head_dim;
-  for (int t = first; t < last;) {
-    const Run run = run_at(cache, context, cache.values, t, last);
-    const uint16_t* value = run.row + column;
-    for (int i = 0; i < run.count; ++i, value += step, weights += width) {
-      if (run.next != nullptr) fetch_row(run.next + i * step, ahead);
-      for (int v = 0; v < V; ++v) {
-        const Pairs part = load_pairs(value + v * kPairs, dims - v * kPairs);
-        for (int h = 0; h < H; ++h) {
-          even[h][v] += part.even * weights[h];
-          odd[h][v] += part.odd * weights[h];
-        }
+  for (int h = 0; h < H; ++h) {
+    for (int v = 0; v < V; ++v) {
+      even[h][v] = load_register(sums + h * head_size + v * kPairs);
+      odd[h][v] = load_register(sums + h * head_size + v * kPairs + kRegister);
+    }
+  }
+  for (int t = 0; t < rows.count; ++t, weights += width) {
+    if (t < next.count) fetch(next.at[t] + column, ahead);
+    for (int v = 0; v < V; ++v) {
+      const Pairs part = load_pairs(rows.at[t] + column + v * kPairs, dims - v * kPairs);
+      for (int h = 0; h < H; ++h) {
+        even[h][v] += part.even * weights[h];
+        odd[h][v] += part.odd * weights[h];
       }
     }
-    t += run.count;
   }
-  for (int h = 0; h < H; ++h)
-    for (int v = 0; v < V; ++v)
-      join_pairs({even[h][v] * factors[h], odd[h][v] * factors[h]}, dims - v * kPairs,
-                 out + h * cache.head_dim + v * kPairs);
+  for (int h = 0; h < H; ++h) {
+    for (int v = 0; v < V; ++v) {
+      store_register(sums + h * head_size + v * kPairs, even[h][v]);
+      store_register(sums + h * head_size + v * kPairs + kRegister, odd[h][v]);
+    }
+  }
 }
 
 template <int H>
-MUSTER_INLINE void sum_heads(const Cache& cache, const Context& context, int kv_head, const float* weights, int width,
-                             int first, int last, const float* factors, float* out, int ahead) {
-  const int dim = cache.head_dim, column = kv_head * dim;
+MUSTER_INLINE void sum_chunk(const Rows& rows, const Rows& next, int ahead, int column, int dim, const float* weights,
+                             int width, float* sums) {
+  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
   int d = 0;
   for (; d + kPairsAtOnce * kPairs <= dim; d += kPairsAtOnce * kPairs, ahead = 0)
-    sum_values<H, kPairsAtOnce>(cache, context, column + d, dim - d, weights, width, first, last, factors, out + d,
-                                ahead);
+    sum_values<H, kPairsAtOnce>(rows, next, ahead, column + d, dim - d, head_size, weights, width, sums + d);
   for (; d < dim; d += kPairs, ahead = 0)
-    sum_values<H, 1>(cache, context, column + d, dim - d, weights, width, first, last, factors, out + d, ahead);
-}
-
-void sum_quad(const Cache& cache, const Context& context, int kv_head, int num_heads, const float* weights, int width,
-              int first, int last, const float* factors, float* out, int ahead) {
-  switch (num_heads) {
-    case 1: sum_heads<1>(cache, context, kv_head, weights, width, first, last, factors, out, ahead); break;
-    case 2: sum_heads<2>(cache, context, kv_head, weights, width, first, last, factors, out, ahead); break;
-    case 3: sum_heads<3>(cache, context, kv_head, weights, width, first, last, factors, out, ahead); break;
-    default: sum_heads<4>(cache, context, kv_head, weights, width, first, last, factors, out, ahead); break;
-  }
+    sum_values<H, 1>(rows, next, ahead, column + d, dim - d, head_size, weights, width, sums + d);
 }
 
 // Up to four heads that share keys.
@@ -164,16 +161,52 @@ MUSTER_INLINE Quad quad_at(int head, int end, int group) {
   return {head, stop - head < kQuad ? stop - head : kQuad};
 }
 
+// Weighted values of heads [first_head, end_head) over all tokens, into their places of the row `out`. weights: of each
+// quad [last - first][its width]; factors: of each head; sums: room for [heads][D as pairs].
+void sum_heads(const Cache& cache, const Context& context, int first_head, int end_head, int first, int last,
+               const float* const* weights, const int* widths, const float* factors, float* sums, float* out) {
+  const int group = cache.num_heads / cache.num_kv_heads, dim = cache.head_dim;
+  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
+  std::memset(sums, 0, static_cast<size_t>(end_head - first_head) * head_size * sizeof(float));
+  Rows next = rows_at(cache, context, cache.values, first, last);
+  for (int t = first; t < last; t += kChunkTokens) {
+    const Rows rows = next;
+    next = rows_at(cache, context, cache.values, t + rows.count, last);
+    int index = 0;
+    for (int head = first_head; head < end_head; ++index) {
+      const Quad quad = quad_at(head, end_head, group);
+      const int column = head / group * dim, width = widths[index];
+      const int ahead = head % group == 0 ? dim : 0;
+      const float* from = weights[index] + static_cast<size_t>(t - first) * width;
+      float* to = sums + static_cast<size_t>(head - first_head) * head_size;
+      switch (quad.num_heads) {
+        case 1: sum_chunk<1>(rows, next, ahead, column, dim, from, width, to); break;
+        case 2: sum_chunk<2>(rows, next, ahead, column, dim, from, width, to); break;
+        case 3: sum_chunk<3>(rows, next, ahead, column, dim, from, width, to); break;
+        default: sum_chunk<4>(rows, next, ahead, column, dim, from, width, to); break;
+      }
+      head += quad.num_heads;
+    }
+  }
+  for (int head = first_head; head < end_head; ++head, sums += head_size) {
+    const float factor = *factors++;
+    for (int d = 0; d < dim; d += kPairs) {
+      const Pairs part = {load_register(sums + d) * factor, load_register(sums + d + kRegister) * factor};
+      join_pairs(part, dim - d, out + head * dim + d);
+    }
+  }
+}
+
 void attend_one_plain(const Cache& cache, const Context& context, const float* q, float* out, size_t q_stride,
                       size_t out_stride, int first_head, int num_heads, Scratch* scratch) {
   const int group = cache.num_heads / cache.num_kv_heads, dim = cache.head_dim, end_head = first_head + num_heads;
   const int first = first_visible(context, context.length - 1), last = context.length;
   const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
-  const size_t scores_size = static_cast<size_t>(last - first + kLanes) / kLanes * kLanes * kQuad + kLanes;
-  const size_t step = static_cast<size_t>(cache.num_kv_heads) * dim;
-  float* queries = static_cast<float*>(
-      reserve(scratch, (num_heads * static_cast<size_t>(head_size) + num_heads * scores_size) * sizeof(float)));
-  float* scores = queries + static_cast<size_t>(num_heads) * head_size;
+  const size_t queries_size = static_cast<size_t>(num_heads) * head_size;
+  const size_t scores_size = static_cast<size_t>(last - first + kLanes) / kLanes * kLanes * kQuad;
+  float* queries = static_cast<float*>(reserve(scratch, (2 * queries_size + num_heads * scores_size) * sizeof(float)));
+  float* sums = queries + queries_size;
+  float* scores = sums + queries_size;
   const float* row = q + context.first_row * q_stride + first_head * dim;
   for (int h = 0; h < num_heads; ++h) {
     for (int d = 0; d < dim; d += kPairs) {
@@ -182,39 +215,41 @@ void attend_one_plain(const Cache& cache, const Context& context, const float* q
       store_register(queries + h * head_size + d + kRegister, part.odd);
     }
   }
-  for (int t = first; t < last;) {
-    const Run run = run_at(cache, context, cache.keys, t, last);
-    const uint16_t* fetched = run.next != nullptr ? run.next : cache.values + token_offset(cache, context, first);
-    const int count = run.count;
-    fetch_row(fetched, count * step * 2);
+  Rows next = rows_at(cache, context, cache.keys, first, last);
+  for (int t = first; t < last; t += kChunkTokens) {
+    const Rows rows = next;
+    const bool ends = t + rows.count == last;
+    next = ends ? rows_at(cache, context, cache.values, first, last)
+                : rows_at(cache, context, cache.keys, t + rows.count, last);
     const float* query = queries;
     float* quad_scores = scores;
-    for (int head = first_head; head < end_head;) {
+    for (int head = first_head; head < end_head; quad_scores += scores_size) {
       const Quad quad = quad_at(head, end_head, group);
-      const uint16_t* keys = run.row + head / group * dim;
+      const int column = head / group * dim, ahead = head % group == 0 ? dim : 0;
       float* to = quad_scores + static_cast<size_t>(t - first) * row_width(quad.num_heads);
       switch (quad.num_heads) {
-        case 1: score_run<1>(keys, step, count, dim, query, to); break;
-        case 2: score_run<2>(keys, step, count, dim, query, to); break;
-        case 3: score_run<3>(keys, step, count, dim, query, to); break;
-        default: score_run<4>(keys, step, count, dim, query, to); break;
+        case 1: score_chunk<1>(rows, next, ahead, column, dim, query, to); break;
+        case 2: score_chunk<2>(rows, next, ahead, column, dim, query, to); break;
+        case 3: score_chunk<3>(rows, next, ahead, column, dim, query, to); break;
+        default: score_chunk<4>(rows, next, ahead, column, dim, query, to); break;
       }
       query += quad.num_heads * head_size;
-      quad_scores += scores_size;
       head += quad.num_heads;
     }
-    t += count;
   }
-  float* to = out + context.first_row * out_stride;
-  int ahead = static_cast<int>(step * 2);
-  for (int head = first_head; head < end_head; scores += scores_size, ahead = 0) {
+  const float* weights[kLanes];
+  int widths[kLanes];
+  float factors[2 * kLanes];
+  int index = 0;
+  for (int head = first_head; head < end_head; scores += scores_size, ++index) {
     const Quad quad = quad_at(head, end_head, group);
-    const int width = row_width(quad.num_heads);
-    float factors[kLanes];
-    soften(scores, last - first, width, factors);
-    sum_quad(cache, context, head / group, quad.num_heads, scores, width, first, last, factors, to + head * dim, ahead);
+    weights[index] = scores;
+    widths[index] = row_width(quad.num_heads);
+    soften(scores, last - first, widths[index], factors + (head - first_head));
     head += quad.num_heads;
   }
+  sum_heads(cache, context, first_head, end_head, first, last, weights, widths, factors, sums,
+            out + context.first_row * out_stride);
 }
 
 }  // namespace

@@ -71,9 +71,11 @@ void attend_one(const Cache& cache, const Context& context, const float* q, floa
   const int to = (last + kTileTokens - 1) / kTileTokens * kTileTokens;
   const size_t queries_size = static_cast<size_t>(num_groups) * dim * kLanes * 2;
   const size_t scores_size = static_cast<size_t>(to - from) * kLanes * sizeof(float);
-  auto* memory = static_cast<uint8_t*>(reserve(scratch, scores_size + queries_size));
+  const size_t sums_size = static_cast<size_t>(num_heads) * dim * sizeof(float);
+  auto* memory = static_cast<uint8_t*>(reserve(scratch, scores_size + queries_size + sums_size));
   auto* scores = reinterpret_cast<float*>(memory);
   auto* queries = reinterpret_cast<uint16_t*>(memory + scores_size);
+  auto* sums = reinterpret_cast<float*>(memory + scores_size + queries_size);
   const float* row = q + context.first_row * q_stride;
   for (int g = 0; g < num_groups; ++g) {
     const float* lanes[kLanes] = {};
@@ -86,15 +88,15 @@ void attend_one(const Cache& cache, const Context& context, const float* q, floa
   float* visible = scores + static_cast<size_t>(first - from) * kLanes;
   float factors[kLanes];
   soften(visible, last - first, kLanes, factors);
-  float* to = out + context.first_row * out_stride;
-  int ahead = cache.num_kv_heads * dim * 2;
-  for (int head = first_head; head < first_head + num_heads; ahead = 0) {
-    const Quad quad = quad_at(head, first_head + num_heads, group);
-    const int lane = head - first_head;
-    sum_quad(cache, context, head / group, quad.num_heads, visible + lane, kLanes, first, last, factors + lane,
-             to + head * dim, ahead);
-    head += quad.num_heads;
+  const float* weights[kLanes];
+  int widths[kLanes], quads = 0;
+  for (int head = first_head; head < first_head + num_heads; ++quads) {
+    weights[quads] = visible + (head - first_head);
+    widths[quads] = kLanes;
+    head += quad_at(head, first_head + num_heads, group).num_heads;
   }
+  sum_heads(cache, context, first_head, first_head + num_heads, first, last, weights, widths, factors, sums,
+            out + context.first_row * out_stride);
 }
 
 void transpose_values(const Cache& cache, const Context& context, int kv_head) {

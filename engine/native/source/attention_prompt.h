@@ -70,14 +70,11 @@ struct Prompt {
 // Keys or values of tokens [first, first + 32) as float32, zero from `last` on: pages may hold anything there.
 MUSTER_INLINE void lay_out(const Prompt& prompt, const uint16_t* pages, int first, int last, float* out) {
   const int dim = prompt.cache->head_dim;
-  const size_t step = static_cast<size_t>(prompt.cache->num_kv_heads) * dim;
   const int end = first + kTurn < last ? first + kTurn : last;
-  for (int t = first; t < end;) {
-    const Run run = run_at(*prompt.cache, *prompt.context, pages, t, end);
-    const uint16_t* row = run.row + prompt.kv_head * dim;
-    for (int i = 0; i < run.count; ++i, row += step, out += dim)
-      for (int d = 0; d < dim; d += 16) store(out + d, load_halves(row + d));
-    t += run.count;
+  for (int t = first; t < end; t += kChunkTokens) {
+    const Rows rows = rows_at(*prompt.cache, *prompt.context, pages + prompt.kv_head * dim, t, end);
+    for (int i = 0; i < rows.count; ++i, out += dim)
+      for (int d = 0; d < dim; d += 16) store(out + d, load_halves(rows.at[i] + d));
   }
   std::memset(out, 0, static_cast<size_t>(first + kTurn - end) * dim * sizeof(float));
 }
