@@ -50,7 +50,7 @@ class StepThread(Generic[T]):
     def _run(self) -> None:
         begins_s = time.monotonic()
         step = 0
-        while (now_s := time.monotonic()) < begins_s + self._seconds:
+        while time.monotonic() < begins_s + self._seconds:
             step += 1
             if self._steps_per_s:
                 self._forward_pass.run(begins_s + step / self._steps_per_s)
@@ -63,8 +63,8 @@ class StepThread(Generic[T]):
 class _ForwardPass:
     """Computes in native code up to a given time, in one long call and a few short ones.
 
-    As a forward pass does, it leaves the interpreter's lock alone meanwhile: whoever takes the lock between pieces of some
-    microseconds meets the event loop two hundred times a step.
+    As a forward pass does, it leaves the interpreter's lock alone meanwhile: whoever takes the lock between pieces of
+    some microseconds meets the event loop two hundred times a step.
     """
 
     def __init__(self) -> None:
