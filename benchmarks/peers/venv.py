@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,10 +39,13 @@ class Venv:
         if not (self.program("python").exists() and self.program("pip").exists()):
             run_step([sys.executable, "-m", "venv", str(self.folder)])
 
-    def install(self, name: str, version: str) -> None:
-        """pip writes a distribution's metadata after its dependencies', so that it proves them too."""
+    def install(self, name: str, version: str, environment: dict[str, str] | None = None) -> None:
+        """`environment` is added to ours.
+
+        pip writes a distribution's metadata after its dependencies', so that it proves them too.
+        """
         if not self.has(name, version):
-            self.pip("install", f"{name}=={version}")
+            self.pip("install", f"{name}=={version}", environment=environment)
 
     def uninstall(self, names: Sequence[str]) -> None:
         present = [name for name in names if any(self.site_packages.glob(f"{name}-*.dist-info"))]
@@ -51,8 +55,14 @@ class Venv:
     def has(self, name: str, version: str) -> bool:
         return (self.site_packages / f"{name.replace('-', '_')}-{version}.dist-info" / "METADATA").is_file()
 
-    def pip(self, *arguments: str) -> None:
-        run_step([str(self.program("python")), "-m", "pip", "--disable-pip-version-check", "-q", *arguments])
+    @property
+    def path(self) -> str:
+        """PATH with its programs first."""
+        return f"{self.folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+    def pip(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        command = [str(self.program("python")), "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+        run_step(command, None if environment is None else {**os.environ, **environment})
 
 
 def run_step(command: Sequence[str], environment: dict[str, str] | None = None) -> str:
