@@ -176,7 +176,7 @@ def test_a_venv_is_complete_only_for_its_recipe(tmp_path: Path) -> None:
 def test_what_is_installed_already_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     venv = Venv(tmp_path)
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(venv, "pip", lambda *arguments: ran.append(arguments))
+    monkeypatch.setattr(venv, "pip", lambda *arguments, environment=None: ran.append(arguments))
     metadata = venv.site_packages / "some_package-1.0.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.touch()
