@@ -24,6 +24,8 @@ MUSTER_INLINE int first_visible(const Context& context, int position) {
 
 MUSTER_INLINE int row_width(int num_heads) { return num_heads == 3 ? 4 : num_heads; }
 
+MUSTER_INLINE int padded_to_pairs(int dim) { return (dim + kPairs - 1) / kPairs * kPairs; }
+
 // Where the keys or the values of some tokens lie.
 struct Rows {
   const uint16_t* at[kChunkTokens];
@@ -54,7 +56,7 @@ template <int H>
 MUSTER_INLINE void score_chunk(const Rows& rows, const Rows& next, int ahead, int column, int dim,
                                const float* queries, float* scores) {
   constexpr int kTokens = H > 2 ? 1 : kQuad / H;
-  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
+  const int head_size = padded_to_pairs(dim);
   for (int t = 0; t < rows.count; t += kTokens) {
     Register products[kQuad];
     for (auto& product : products) product = Register{};
@@ -107,8 +109,8 @@ MUSTER_INLINE void soften(float* scores, int count, int width, float* factors) {
   store(factors, 1.0f / load(factors));
 }
 
-// Adds a chunk's weighted values of H heads, V registers of pairs of dimensions from `column` on. weights: [count][width];
-// sums: [H][D as pairs]. `ahead` numbers of each row of the next chunk are fetched.
+// Adds a chunk's weighted values of H heads, V registers of pairs of dimensions from `column` on.
+// weights: [count][width]; sums: [H][D as pairs]. `ahead` numbers of each row of the next chunk are fetched.
 template <int H, int V>
 MUSTER_INLINE void sum_values(const Rows& rows, const Rows& next, int ahead, int column, int dims, int head_size,
                               const float* weights, int width, float* sums) {
@@ -140,7 +142,7 @@ MUSTER_INLINE void sum_values(const Rows& rows, const Rows& next, int ahead, int
 template <int H>
 MUSTER_INLINE void sum_chunk(const Rows& rows, const Rows& next, int ahead, int column, int dim, const float* weights,
                              int width, float* sums) {
-  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
+  const int head_size = padded_to_pairs(dim);
   int d = 0;
   for (; d + kPairsAtOnce * kPairs <= dim; d += kPairsAtOnce * kPairs, ahead = 0)
     sum_values<H, kPairsAtOnce>(rows, next, ahead, column + d, dim - d, head_size, weights, width, sums + d);
@@ -166,7 +168,7 @@ MUSTER_INLINE Quad quad_at(int head, int end, int group) {
 void sum_heads(const Cache& cache, const Context& context, int first_head, int end_head, int first, int last,
                const float* const* weights, const int* widths, const float* factors, float* sums, float* out) {
   const int group = cache.num_heads / cache.num_kv_heads, dim = cache.head_dim;
-  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
+  const int head_size = padded_to_pairs(dim);
   std::memset(sums, 0, static_cast<size_t>(end_head - first_head) * head_size * sizeof(float));
   Rows next = rows_at(cache, context, cache.values, first, last);
   for (int t = first; t < last; t += kChunkTokens) {
@@ -201,7 +203,7 @@ void attend_one_plain(const Cache& cache, const Context& context, const float* q
                       size_t out_stride, int first_head, int num_heads, Scratch* scratch) {
   const int group = cache.num_heads / cache.num_kv_heads, dim = cache.head_dim, end_head = first_head + num_heads;
   const int first = first_visible(context, context.length - 1), last = context.length;
-  const int head_size = (dim + kPairs - 1) / kPairs * kPairs;
+  const int head_size = padded_to_pairs(dim);
   const size_t queries_size = static_cast<size_t>(num_heads) * head_size;
   const size_t scores_size = static_cast<size_t>(last - first + kLanes) / kLanes * kLanes * kQuad;
   float* queries = static_cast<float*>(reserve(scratch, (2 * queries_size + num_heads * scores_size) * sizeof(float)));

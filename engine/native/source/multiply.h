@@ -141,7 +141,7 @@ void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* 
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (size_t b = 0; b < num_blocks; ++b) {
-      if (row == 0) fetch_ahead<kFour ? 320 : 544>(base, b);
+      if (row == 0) fetch_ahead<(kFour ? 256 + 2 * 32 : 512 + 32)>(base, b);  // codes, scales, minima
       const int8_t* inputs[M];
       int32_t code_sums[M];
       const size_t index = block_index(x, row, b);  // M divides 16 or ends the rows: the others follow
@@ -201,27 +201,37 @@ void multiply_rows(const Matrix& matrix, const Activations& x, int row, float* o
     multiply_halves<M>(matrix, x, row, out, stride, accumulate, begin, end);
 }
 
-// The last rows, fewer than kRowsAtOnce.
 template <int M>
-void multiply_last_rows(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride,
-                        bool accumulate, int begin, int end) {
-  if (x.rows - row == M)
-    multiply_rows<M>(matrix, x, row, out, stride, accumulate, begin, end);
+struct NumRows {
+  static constexpr int value = M;
+};
+
+template <int M, class F>
+MUSTER_INLINE void with_num_rows(int num_rows, F&& call) {
+  if (num_rows == M)
+    call(NumRows<M>{});
   else if constexpr (M > 1)
-    multiply_last_rows<M - 1>(matrix, x, row, out, stride, accumulate, begin, end);
+    with_num_rows<M - 1>(num_rows, call);
 }
 
-// Any number of rows. A panel is read for all rows before the next one, while it is in the cache.
-void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate,
-                      int begin, int end) {
+// Any number of rows: calls multiply(NumRows<M>, first row, first panel, last panel). A panel is read for all rows
+// before the next one, while it is in the cache.
+template <class F>
+MUSTER_INLINE void walk_panels(int num_rows, int begin, int end, F&& multiply) {
   for (int panel = begin; panel < end; ++panel) {
-    const int last = x.rows <= kRowsAtOnce ? end : panel + 1;
+    const int last = num_rows <= kRowsAtOnce ? end : panel + 1;
     int row = 0;
-    for (; row + kRowsAtOnce <= x.rows; row += kRowsAtOnce)
-      multiply_rows<kRowsAtOnce>(matrix, x, row, out, stride, accumulate, panel, last);
-    multiply_last_rows<kRowsAtOnce - 1>(matrix, x, row, out, stride, accumulate, panel, last);
+    for (; row + kRowsAtOnce <= num_rows; row += kRowsAtOnce) multiply(NumRows<kRowsAtOnce>{}, row, panel, last);
+    with_num_rows<kRowsAtOnce - 1>(num_rows - row, [&](auto rest) { multiply(rest, row, panel, last); });
     panel = last - 1;
   }
+}
+
+void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate,
+                      int begin, int end) {
+  walk_panels(x.rows, begin, end, [&](auto num_rows, int row, int first, int last) {
+    multiply_rows<decltype(num_rows)::value>(matrix, x, row, out, stride, accumulate, first, last);
+  });
 }
 
 }  // namespace

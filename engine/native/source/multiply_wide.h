@@ -55,7 +55,7 @@ void multiply_five_bits(const Matrix& matrix, const Activations& x, int row, flo
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (int b = 0; b < matrix.num_blocks; ++b) {
-      if (row == 0) fetch_ahead<384>(base, b);
+      if (row == 0) fetch_ahead<256 + 64 + 2 * 32>(base, b);  // codes, fifth bits, scales, minima
       const size_t index = block_index(x, row, b);
       const int8_t* inputs[M];
       Ints sums[M];
@@ -86,7 +86,7 @@ void multiply_six_bits(const Matrix& matrix, const Activations& x, const int32_t
     Floats total[M];
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (int b = 0; b < matrix.num_blocks; ++b) {
-      if (row == 0) fetch_ahead<420>(base, b);
+      if (row == 0) fetch_ahead<256 + 128 + 32 + 4>(base, b);  // codes, high bits, factors, scales
       const size_t index = block_index(x, row, b);
       const int8_t* inputs[M];
       Ints first[M], second[M];
@@ -137,27 +137,12 @@ void multiply_wide_rows(const Matrix& matrix, const Activations& x, const int32_
     multiply_six_bits<M>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
 }
 
-template <int M>
-void multiply_last_wide_rows(const Matrix& matrix, const Activations& x, const int32_t* half_sums, int row, float* out,
-                             size_t stride, bool accumulate, int begin, int end) {
-  if (x.rows - row == M)
-    multiply_wide_rows<M>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
-  else if constexpr (M > 1)
-    multiply_last_wide_rows<M - 1>(matrix, x, half_sums, row, out, stride, accumulate, begin, end);
-}
-
-// Any number of rows; see multiply_by_rows.
 void multiply_wide(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch) {
   const int32_t* sums = matrix.codes == Codes::kSixBits ? sum_halves(x, scratch) : nullptr;
-  for (int panel = begin; panel < end; ++panel) {
-    const int last = x.rows <= kRowsAtOnce ? end : panel + 1;
-    int row = 0;
-    for (; row + kRowsAtOnce <= x.rows; row += kRowsAtOnce)
-      multiply_wide_rows<kRowsAtOnce>(matrix, x, sums, row, out, stride, accumulate, panel, last);
-    multiply_last_wide_rows<kRowsAtOnce - 1>(matrix, x, sums, row, out, stride, accumulate, panel, last);
-    panel = last - 1;
-  }
+  walk_panels(x.rows, begin, end, [&](auto num_rows, int row, int first, int last) {
+    multiply_wide_rows<decltype(num_rows)::value>(matrix, x, sums, row, out, stride, accumulate, first, last);
+  });
 }
 
 }  // namespace
