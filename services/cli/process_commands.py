@@ -85,8 +85,10 @@ def run_engine_command(namespace: argparse.Namespace, environment: Mapping[str, 
     except ModelNotFoundError as error:
         print(f"muster engine: {error}", file=sys.stderr)
         return 1
+    from services.rpc.runtime import poll_for_what_is_awaited, run
+
+    poll_for_what_is_awaited()
     from services.engine.server import run_engine
-    from services.rpc.runtime import run
 
     try:
         options = engine_options(values, model.path, model.name)

@@ -56,6 +56,9 @@ EXIT_HEAD_GONE = 4  # for longer than --head-timeout
 EXIT_RESTART = 75  # the head wants a new process of this rank
 EXIT_RETIRED = 76  # the head wants no other process of this rank
 
+# Gateways, the head and operators are dozens. Each wake-up looks at all of them (`runtime.poll_for_what_is_awaited`).
+_MOST_CONNECTIONS = 1024
+
 # How long the parts of a stop may take once no request is live.
 _ABORT_TIMEOUT_S = 2.0
 _GOODBYE_TIMEOUT_S = 2.0
@@ -106,7 +109,9 @@ class EngineProcess:
         self._engine_loop: EngineLoop | None = None
         archive = TokenizerArchive(lambda: tokenizer(options.engine))
         self._servicer = EngineServicer(self._state, self._intake, self._feed, archive)
-        self._server = RpcServer(error_tables=(engine_error_table,), security=options.security)
+        self._server = RpcServer(
+            error_tables=(engine_error_table,), security=options.security, most_connections=_MOST_CONNECTIONS
+        )
         self._dialer = Dialer(options.security)
         self._server.add(ENGINE_SERVICE, wire.add_EngineServiceServicer_to_server, self._servicer)
         admin = AdminServicer(self._state, self._intake, self._drain)

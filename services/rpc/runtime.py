@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import Coroutine
 from typing import Any
@@ -43,6 +44,17 @@ def spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_NUM_NEW_OBJECTS, *gc.get_threshold()[1:])
+
+
+def poll_for_what_is_awaited() -> None:
+    """Has this process's gRPC wait with poll(2), which tells of what is asked for; before `grpc` is imported.
+
+    epoll, gRPC's own choice, has every socket tell whenever it may be written to. The other end of a Unix socket makes
+    that so by each of its readings: gRPC's threads would wake for every message that a gateway takes. The price is a
+    walk over all connections per wake-up, so it is for processes that few others connect to. Who has set
+    GRPC_POLL_STRATEGY is obeyed.
+    """
+    os.environ.setdefault("GRPC_POLL_STRATEGY", "poll")
 
 
 def stop_event() -> asyncio.Event:

@@ -60,10 +60,12 @@ class RpcServer:
         security: Security = OPEN,
         api_keys: Sequence[str] = (),
         connection_share: float = 1.0,
+        most_connections: int | None = None,
     ) -> None:
         """`api_keys` are accepted beside the tokens of `security`, for what clients of InferenceService do.
 
-        `connection_share` of the files this process may open are for callers of this server.
+        `connection_share` of the files this process may open are for callers of this server; `most_connections` says
+        how many each address may have in any case.
 
         Raises SecurityError when a flag of `security` cannot be honoured.
         """
@@ -75,6 +77,8 @@ class RpcServer:
         if (shortage := open_files.shortage(limit)) is not None:
             _log.warning("%s", shortage)
         num_connections = open_files.num_connections(limit, connection_share)
+        if most_connections is not None:
+            num_connections = min(num_connections, most_connections)
         self._server = grpc.aio.server(interceptors=interceptors, options=_options(reuse_port, num_connections))
         self._reuse_port = reuse_port
         self._security = security

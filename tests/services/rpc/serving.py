@@ -55,8 +55,11 @@ async def serving(
     make_channel: Callable[[str], grpc.aio.Channel] = dial,
     security: Security = OPEN,
     api_keys: Sequence[str] = (),
+    most_connections: int | None = None,
 ) -> AsyncIterator[Served]:
-    server = RpcServer(error_tables=error_tables, security=security, api_keys=api_keys)
+    server = RpcServer(
+        error_tables=error_tables, security=security, api_keys=api_keys, most_connections=most_connections
+    )
     server.add(SERVICE, wire.add_RendezvousServiceServicer_to_server, servicer)
     port = server.listen_tcp("127.0.0.1", 0, flags="--port")
     await server.start()

@@ -29,9 +29,12 @@ class Deployment(Placeholder):
         return wire.GetDeploymentResponse(product_version="seen")
 
 
-async def test_connections_beyond_the_limit_are_closed_and_those_there_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "num_connections", lambda limit, share=1.0: 3)
-    async with serving(Deployment()) as served, asyncio.timeout(TIMEOUT_S):
+@pytest.mark.parametrize(("files", "most"), [(3, None), (3, 4), (30, 3)])
+async def test_connections_beyond_the_limit_are_closed_and_those_there_go_on(
+    files: int, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_files, "num_connections", lambda limit, share=1.0: files)
+    async with serving(Deployment(), most_connections=most) as served, asyncio.timeout(TIMEOUT_S):
         await served.stub.GetDeployment(wire.GetDeploymentRequest())
         crowd = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(6)]
         for _, writer in crowd:
