@@ -122,6 +122,7 @@ struct Kernels {
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512bf16();
 const Kernels* kernels_amx();
 
 }  // namespace muster

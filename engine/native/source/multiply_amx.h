@@ -1,15 +1,14 @@
 // Products of many rows on the tile unit: eight-bit for decode batches, bfloat16 for prefill.
 #pragma once
 
+#include "halves.h"
 #include "multiply_wide.h"
 #include "rows.h"
 
 namespace muster {
 namespace {
 
-// Five and six bits: see multiply_wide_amx.h.
-void unpack_wide(const Matrix& matrix, int panel, uint8_t* out);
-void dequantise_wide(const Matrix& matrix, int panel, uint8_t* out);
+// See multiply_wide_amx.h.
 void tile_six_bits(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);
 
@@ -140,53 +139,6 @@ void tile_rows(const Matrix& matrix, const Activations& x, float* out, size_t st
   }
 }
 
-// Two vectors of sixteen numbers as one of sixteen bfloat16 pairs.
-MUSTER_INLINE __m512i pair_up(Floats first, Floats second) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first));
-  return _mm512_permutexvar_epi16(order, (__m512i)both);
-}
-
-// A panel's weights as bfloat16 pairs, in the order of the bfloat16 format.
-template <bool kFour>
-void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
-  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
-  const uint8_t* codes = base + matrix.codes_offset;
-  const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  for (int b = 0; b < matrix.num_blocks; ++b) {
-    const Floats scale = load_float16(base + b * 32);
-    Floats minimum{};
-    if constexpr (kFour) minimum = load_float16(base + matrix.minima_offset + b * 32);
-#pragma GCC unroll 4
-    for (int j = 0; j < (kFour ? 4 : 8); ++j) {
-      const __m512i packed = _mm512_loadu_si512(codes + (b * (kFour ? 4 : 8) + j) * 64);
-      // Input `index` of a lane; the look-up ignores all but the low four bits.
-#define MUSTER_LOW(index) \
-  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index)), table)) * scale + minimum
-#define MUSTER_HIGH(index) \
-  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index) + 4), table)) * scale + minimum
-#define MUSTER_CODE(index) reinterpret_cast<Ints>(_mm512_srai_epi32(_mm512_slli_epi32(packed, 24 - 8 * (index)), 24))
-#define MUSTER_BYTE(index) __builtin_convertvector(MUSTER_CODE(index), Floats) * scale
-      if constexpr (kFour) {
-        uint8_t* rows = out + (b * 16 + j * 4) * 64;
-        _mm512_store_si512(rows, pair_up(MUSTER_LOW(0), MUSTER_LOW(1)));
-        _mm512_store_si512(rows + 64, pair_up(MUSTER_LOW(2), MUSTER_LOW(3)));
-        _mm512_store_si512(rows + 128, pair_up(MUSTER_HIGH(0), MUSTER_HIGH(1)));
-        _mm512_store_si512(rows + 192, pair_up(MUSTER_HIGH(2), MUSTER_HIGH(3)));
-      } else {
-        uint8_t* rows = out + (b * 16 + j * 2) * 64;
-        _mm512_store_si512(rows, pair_up(MUSTER_BYTE(0), MUSTER_BYTE(1)));
-        _mm512_store_si512(rows + 64, pair_up(MUSTER_BYTE(2), MUSTER_BYTE(3)));
-      }
-#undef MUSTER_LOW
-#undef MUSTER_HIGH
-#undef MUSTER_BYTE
-#undef MUSTER_CODE
-    }
-  }
-}
-
 // Where a tile of 16 rows and 16 outputs goes.
 struct Target {
   float* out;
@@ -297,18 +249,6 @@ MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, c
 
 #undef MUSTER_BEGIN_TILE
 #undef MUSTER_END_TILE
-
-// The panel's weights as bfloat16 pairs: as they are stored, or unpacked into `room`.
-MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t* room) {
-  if (matrix.codes == Codes::kBfloat16) return matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
-  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
-    dequantise_wide(matrix, panel, room);
-  else if (matrix.codes == Codes::kFourBits)
-    dequantise_panel<true>(matrix, panel, room);
-  else
-    dequantise_panel<false>(matrix, panel, room);
-  return room;
-}
 
 // Panels that are unpacked together fit the second-level cache beside the rows; each row is then fetched from afar
 // once for all of them.
