@@ -129,5 +129,43 @@ MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t*
   return room;
 }
 
+// Memory that is wanted soon, fetched bit by bit during products: one range, then another.
+struct Ahead {
+  const uint8_t* next;
+  const uint8_t* end;
+  const uint8_t* then;
+  const uint8_t* then_end;
+};
+
+MUSTER_INLINE void fetch_some(Ahead& ahead) {
+  if (ahead.next >= ahead.end) {
+    if (ahead.then >= ahead.then_end) return;
+    ahead.next = ahead.then;
+    ahead.end = ahead.then_end;
+    ahead.then = ahead.then_end;
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead.next) + i * 64, _MM_HINT_T1);
+  ahead.next += 256;
+}
+
+// What is read after panels [.., end) of a matrix, whose turn takes up to `most` of them.
+MUSTER_INLINE Ahead ahead_of(const Matrix& matrix, int end, int stop, int most) {
+  const int left = stop - end < most ? stop - end : most;
+  const uint8_t* next = matrix.data + end * matrix.panel_bytes;
+  const bool ends = end + left == matrix.num_panels && matrix.after != nullptr;
+  return {next, next + left * matrix.panel_bytes, matrix.after, ends ? matrix.after + matrix.after_bytes : matrix.after};
+}
+
+// The same for two matrices whose panels take their turns together.
+MUSTER_INLINE Ahead ahead_of_both(const Matrix& first, const Matrix& second, int end, int stop, int most) {
+  Ahead ahead = ahead_of(first, end, stop, most);
+  const Ahead behind = ahead_of(second, end, stop, most);
+  const bool last = behind.next == behind.end;
+  ahead.then = last ? behind.then : behind.next;
+  ahead.then_end = last ? behind.then_end : behind.end;
+  return ahead;
+}
+
 }  // namespace
 }  // namespace muster

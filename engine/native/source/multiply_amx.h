@@ -172,26 +172,6 @@ MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, 
     put_tile(matrix, panel, sums, target, stride, accumulate);                     \
   }
 
-// Memory that is wanted soon, fetched bit by bit while the tile unit is busy: one range, then another.
-struct Ahead {
-  const uint8_t* next;
-  const uint8_t* end;
-  const uint8_t* then;
-  const uint8_t* then_end;
-};
-
-MUSTER_INLINE void fetch_some(Ahead& ahead) {
-  if (ahead.next >= ahead.end) {
-    if (ahead.then >= ahead.then_end) return;
-    ahead.next = ahead.then;
-    ahead.end = ahead.then_end;
-    ahead.then = ahead.then_end;
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead.next) + i * 64, _MM_HINT_T1);
-  ahead.next += 256;
-}
-
 // Sixteen or thirty-two rows by one or two panels: up to four accumulating tiles, four loads. The rows are loaded again
 // for every panel, so they belong in the nearest cache; panels pass by it and leave the rows there.
 // `between(b)` is done before block b, while the tile unit is busy.
@@ -268,14 +248,6 @@ MUSTER_INLINE void configure_whole_tiles() {
   _tile_loadconfig(&shape);
 }
 
-// What is read after panels [.., end) of a matrix, whose turn takes up to `most` of them.
-MUSTER_INLINE Ahead ahead_of(const Matrix& matrix, int end, int stop, int most) {
-  const int left = stop - end < most ? stop - end : most;
-  const uint8_t* next = matrix.data + end * matrix.panel_bytes;
-  const bool ends = end + left == matrix.num_panels && matrix.after != nullptr;
-  return {next, next + left * matrix.panel_bytes, matrix.after, ends ? matrix.after + matrix.after_bytes : matrix.after};
-}
-
 void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                  int end, Scratch* scratch) {
   const size_t panel_size = static_cast<size_t>(matrix.num_blocks) * 1024;
@@ -343,11 +315,7 @@ void tile_gated(const Matrix& gate, const Matrix& up, const Activations& x, cons
     const uint8_t *gates[kMostPanels], *ups[kMostPanels];
     for (int i = 0; i < count; ++i) gates[i] = halves_of(gate, panel + i, room + 2 * i * panel_size);
     for (int i = 0; i < count; ++i) ups[i] = halves_of(up, panel + i, room + (2 * i + 1) * panel_size);
-    Ahead ahead = ahead_of(gate, panel + count, end, most);
-    const Ahead behind = ahead_of(up, panel + count, end, most);
-    const bool last = behind.next == behind.end;
-    ahead.then = last ? behind.then : behind.next;
-    ahead.then_end = last ? behind.then_end : behind.end;
+    Ahead ahead = ahead_of_both(gate, up, panel + count, end, most);
     for (int row = 0; row < x.rows; row += 32) {
       const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
       const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;

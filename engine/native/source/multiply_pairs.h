@@ -13,7 +13,7 @@ namespace muster {
 namespace {
 
 // From this many rows on, products with quantised weights are computed from panels unpacked to bfloat16.
-constexpr int kPairsFrom = 33;
+constexpr int kPairsFrom = 48;
 constexpr int kPairRows = 8;  // divides sixteen, so that rows which are computed together lie together
 constexpr int kPairPanels = 3;
 
@@ -22,19 +22,19 @@ struct PairSums {
   __m512 of[P][R];
 };
 
-// Adds blocks [0, num_blocks) of R rows by P panels.
-template <int P, int R, bool kFetch>
+// Adds blocks [0, num_blocks) of R rows by P panels. `between(b)` is done before block b.
+template <int P, int R, class Between>
 MUSTER_INLINE void add_pairs(const uint16_t* rows, const uint8_t* const (&panels)[P], int num_blocks,
-                             PairSums<P, R>* to) {
+                             PairSums<P, R>* to, const Between& between) {
   PairSums<P, R> sums = *to;
   for (int b = 0; b < num_blocks; ++b, rows += 16 * kBlock) {
+    between(b);
 #pragma GCC unroll 4
     for (int pair = 0; pair < kBlock / 2; ++pair) {
       __m512bh weights[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) {
         const uint8_t* at = panels[p] + (b * (kBlock / 2) + pair) * size_t{64};
-        if (kFetch) __builtin_prefetch(at + kFetchAhead);
         weights[p] = (__m512bh)_mm512_loadu_si512(at);
       }
 #pragma GCC unroll 8
@@ -57,10 +57,10 @@ MUSTER_INLINE __mmask16 lanes_of(const Matrix& matrix, int panel) {
 
 // Blocks [from, from + num_blocks) of rows [row, row + R) by panels [panel, panel + P), which lie at `halves`. Sums
 // begin with the bias, and with `out` where they are added to it; from the second blocks on they are continued.
-template <int P, int R, bool kFetch>
+template <int P, int R, class Between>
 MUSTER_INLINE void multiply_pairs_at(const Matrix& matrix, const Activations& x, const uint8_t* const* halves,
                                      int panel, int row, int from, int num_blocks, float* out, size_t stride,
-                                     bool accumulate) {
+                                     bool accumulate, const Between& between) {
   PairSums<P, R> sums;
   const uint8_t* panels[P];
   float* rows = out + row * stride + panel * kPanel;
@@ -77,7 +77,7 @@ MUSTER_INLINE void multiply_pairs_at(const Matrix& matrix, const Activations& x,
         sums.of[p][m] = _mm512_add_ps(bias, _mm512_maskz_loadu_ps(lanes, rows + m * stride + p * kPanel));
     }
   }
-  add_pairs<P, R, kFetch>(x.halves + block_index(x, row, from) * kBlock, panels, num_blocks, &sums);
+  add_pairs<P, R>(x.halves + block_index(x, row, from) * kBlock, panels, num_blocks, &sums, between);
 #pragma GCC unroll 4
   for (int p = 0; p < P; ++p) {
     const __mmask16 lanes = lanes_of(matrix, panel + p);
@@ -112,8 +112,8 @@ void stream_pairs(const Matrix& matrix, const Activations& x, float* out, size_t
   walk_rows(x.rows, [&](auto num_rows, int row) {
     for (int panel = begin; panel < end; ++panel) {
       const uint8_t* pairs = matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
-      multiply_pairs_at<1, decltype(num_rows)::value, true>(matrix, x, &pairs, panel, row, 0, matrix.num_blocks, out,
-                                                            stride, accumulate);
+      multiply_pairs_at<1, decltype(num_rows)::value>(matrix, x, &pairs, panel, row, 0, matrix.num_blocks, out, stride,
+                                                      accumulate, [&](int b) { fetch_ahead<1024>(pairs, b); });
     }
   });
 }
@@ -131,13 +131,15 @@ void multiply_pairs(const Matrix& matrix, const Activations& x, float* out, size
     const int count = end - panel < most ? end - panel : most;
     const uint8_t* halves[kMostPairPanels];
     for (int i = 0; i < count; ++i) halves[i] = halves_of(matrix, panel + i, room + i * panel_size);
+    Ahead ahead = ahead_of(matrix, panel + count, end, most);
     for (int from = 0; from < matrix.num_blocks; from += blocks) {
       const int num_blocks = matrix.num_blocks - from < blocks ? matrix.num_blocks - from : blocks;
       walk_rows(x.rows, [&](auto num_rows, int row) {
         constexpr int kRows = decltype(num_rows)::value;
         const auto at = [&](auto num_panels, int i) {
-          multiply_pairs_at<decltype(num_panels)::value, kRows, false>(matrix, x, halves + i, panel + i, row, from,
-                                                                       num_blocks, out, stride, accumulate);
+          multiply_pairs_at<decltype(num_panels)::value, kRows>(matrix, x, halves + i, panel + i, row, from, num_blocks,
+                                                                out, stride, accumulate,
+                                                                [&](int) { fetch_some(ahead); });
         };
         int i = 0;
         for (; i + kPairPanels <= count; i += kPairPanels) at(NumRows<kPairPanels>{}, i);
@@ -160,6 +162,7 @@ void gate_pairs(const Matrix& gate, const Matrix& up, const Activations& x, cons
       halves[2 * i] = halves_of(gate, panel + i, room + 2 * i * panel_size);
       halves[2 * i + 1] = halves_of(up, panel + i, room + (2 * i + 1) * panel_size);
     }
+    Ahead ahead = ahead_of_both(gate, up, panel + count, end, most);
     walk_rows(x.rows, [&](auto num_rows, int row) {
       constexpr int kRows = decltype(num_rows)::value;
       for (int i = 0; i < count; ++i) {
@@ -167,7 +170,8 @@ void gate_pairs(const Matrix& gate, const Matrix& up, const Activations& x, cons
         PairSums<2, kRows> sums;
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m) sums.of[0][m] = sums.of[1][m] = _mm512_setzero_ps();
-        add_pairs<2, kRows, false>(x.halves + block_index(x, row, 0) * kBlock, both, gate.num_blocks, &sums);
+        add_pairs<2, kRows>(x.halves + block_index(x, row, 0) * kBlock, both, gate.num_blocks, &sums,
+                            [&](int) { fetch_some(ahead); });
         const int to_panel = panel + i;
 #pragma GCC unroll 8
         for (int m = 0; m < kRows; ++m) {
