@@ -93,7 +93,8 @@ struct Context {
 
 struct Kernels {
   const char* name;
-  Format (*format)(Codes codes, int rows);
+  // `prompt`: the rows are those of a step with a prompt's chunk, not of decoding sequences alone.
+  Format (*format)(Codes codes, int rows, bool prompt);
   // out[m][n] (+)= sum over k of x[m][k] * w[n][k], for panels [begin, end). `stride`: floats between rows of out.
   void (*multiply)(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);

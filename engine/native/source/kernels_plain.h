@@ -8,7 +8,9 @@
 namespace muster {
 namespace {
 
-Format choose_format(Codes codes, int) { return codes == Codes::kBfloat16 ? Format::kFloat : Format::kInt8; }
+Format choose_format(Codes codes, int, bool) {
+  return codes == Codes::kBfloat16 ? Format::kFloat : Format::kInt8;
+}
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
               int end, Scratch* scratch) {
