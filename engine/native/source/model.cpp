@@ -148,6 +148,7 @@ Activations& Model::prepare_for(Stage stage, const Linear& linear, int rows, boo
   auto* memory = static_cast<uint8_t*>(reserve(&activation_memory_[stage], numbers * 7 + blocks * 12));
   x.values = reinterpret_cast<float*>(memory);
   x.halves = reinterpret_cast<uint16_t*>(memory + numbers * 4);
+  x.words = reinterpret_cast<int16_t*>(x.halves);  // no set of kernels has both
   x.codes = reinterpret_cast<int8_t*>(memory + numbers * 6);
   x.scales = reinterpret_cast<float*>(memory + numbers * 7);
   x.sums = x.scales + blocks;

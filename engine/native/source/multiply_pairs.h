@@ -107,15 +107,29 @@ MUSTER_INLINE void walk_rows(int num_rows, F&& multiply) {
   with_num_rows<kPairRows - 1>(num_rows - row, [&](auto rest) { multiply(rest, row); });
 }
 
-// Weights in bfloat16, rows that are all computed together: panels stream by once.
+// Weights in bfloat16, rows that are all computed together: panels stream by once, more of them where rows are few.
+template <int P, int R>
+void stream_panels(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+                   int end) {
+  const size_t size = matrix.panel_bytes;
+  int panel = begin;
+  for (; panel + P <= end; panel += P) {
+    const uint8_t* pairs[P];
+    for (int p = 0; p < P; ++p) pairs[p] = matrix.data + (panel + p) * size + matrix.codes_offset;
+    multiply_pairs_at<P, R>(matrix, x, pairs, panel, 0, 0, matrix.num_blocks, out, stride, accumulate, [&](int b) {
+      // Behind its end each stream goes on where the panels of the next turn lie.
+      const size_t skipped = b * size_t{1024} + kFetchAhead < size ? 0 : (P - 1) * size;
+      for (int p = 0; p < P; ++p) fetch_ahead<1024>(pairs[p] + skipped, b);
+    });
+  }
+  if constexpr (P > 1) stream_panels<1, R>(matrix, x, out, stride, accumulate, panel, end);
+}
+
 void stream_pairs(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                   int end) {
-  walk_rows(x.rows, [&](auto num_rows, int row) {
-    for (int panel = begin; panel < end; ++panel) {
-      const uint8_t* pairs = matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
-      multiply_pairs_at<1, decltype(num_rows)::value>(matrix, x, &pairs, panel, row, 0, matrix.num_blocks, out, stride,
-                                                      accumulate, [&](int b) { fetch_ahead<1024>(pairs, b); });
-    }
+  with_num_rows<kPairRows>(x.rows, [&](auto num_rows) {
+    constexpr int kRows = decltype(num_rows)::value;
+    stream_panels<(kRows <= 2 ? 4 : kRows <= 4 ? 2 : 1), kRows>(matrix, x, out, stride, accumulate, begin, end);
   });
 }
 
