@@ -23,20 +23,26 @@ _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math", "-w")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512")
-_AMX = (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16")
+_AVX512BF16 = (*_AVX512, "-mavx512bf16")
+_AMX = (*_AVX512BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16")
 # Fused multiply-adds would make the blocks that weights are quantised to depend on the processor.
 _EXACT = ("-ffp-contract=off",)
 # What each file is compiled for. Everything else runs on any processor, and asks it before it calls these.
 _INSTRUCTIONS = {
     "kernels_avx2.cpp": _AVX2,
     "kernels_avx512.cpp": _AVX512,
+    "kernels_avx512bf16.cpp": _AVX512BF16,
     "kernels_amx.cpp": _AMX,
     "quantise_avx2.cpp": (*_AVX2, *_EXACT),
     "quantise_portable.cpp": _EXACT,
 }
-_X86_ONLY = {"kernels_avx2.cpp", "kernels_avx512.cpp", "kernels_amx.cpp", "quantise_avx2.cpp"}
+_X86_ONLY = {name for name in _INSTRUCTIONS if name != "quantise_portable.cpp"}
 # An older compiler may not know these instructions; the library is then built without.
-_OPTIONAL = {"kernels_avx512.cpp": "-DMUSTER_WITH_AVX512", "kernels_amx.cpp": "-DMUSTER_WITH_AMX"}
+_OPTIONAL = {
+    "kernels_avx512.cpp": "-DMUSTER_WITH_AVX512",
+    "kernels_avx512bf16.cpp": "-DMUSTER_WITH_AVX512BF16",
+    "kernels_amx.cpp": "-DMUSTER_WITH_AMX",
+}
 _X86, _ARM64 = ("x86_64", "amd64"), ("aarch64", "arm64")
 _COMPILE_TIMEOUT_S = 300.0
 

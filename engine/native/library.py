@@ -9,7 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 # Best first.
-INSTRUCTION_SETS = ("amx", "avx512", "avx2", "portable")
+INSTRUCTION_SETS = ("amx", "avx512bf16", "avx512", "avx2", "portable")
 
 
 # GGUF's numbers of the storage types that the library reads in their own blocks.

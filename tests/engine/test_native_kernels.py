@@ -20,7 +20,9 @@ from tests.support.native_kernels import (
 )
 
 DOWN = "model.layers.0.mlp.down_proj"
-NUM_ROWS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 17, 31, 32, 33, 48, 70)
+NUM_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 16, 17, 31, 32, 33, 39, 40, 47, 48, 63, 64, 70)
+# From so many rows on, quantised weights are rounded to bfloat16, as are inputs.
+HALVES_FROM = {"amx": 32, "avx512bf16": 32}
 
 
 def _exact_inputs(num_rows: int, num_cols: int) -> Tensor:
@@ -61,7 +63,7 @@ def test_matrix_products(isa: str, kind: str, num_outputs: int, num_inputs: int,
         actual = model.linear(Slot.DOWN, 0, x, num_outputs).double()
         expected = x.double() @ matrix.T + offset
         # bfloat16 rounds weights by up to a 256th; codes are multiplied exactly.
-        rounds = kind in ("F32", "F16") or (isa == "amx" and num_rows >= 32)
+        rounds = kind in ("F32", "F16") or num_rows >= HALVES_FROM.get(isa, 1000)
         allowed = (x.double().abs() @ matrix.abs().T) * (2.0**-8 if rounds else 0.0) + 2.0**-18 * 127 * num_inputs
         assert (actual - expected).abs().le(allowed).all(), num_rows
 
@@ -78,7 +80,7 @@ def test_products_of_super_blocks(isa: str, kind: str, num_outputs: int, num_inp
         x = _exact_inputs(num_rows, num_inputs)
         expected = x.double() @ matrix.T
         off = model.linear(Slot.DOWN, 0, x, num_outputs).double() - expected
-        if kind in ("Q3_K", "Q6_K") and not (isa == "amx" and num_rows >= 32):
+        if kind in ("Q3_K", "Q6_K") and num_rows < HALVES_FROM.get(isa, 1000):
             # Codes and their factors are multiplied as whole numbers.
             assert off.abs().le(2.0**-18 * 127 * num_inputs).all(), num_rows
         else:
@@ -86,6 +88,20 @@ def test_products_of_super_blocks(isa: str, kind: str, num_outputs: int, num_inp
             assert off.pow(2).mean().sqrt() < (0.02 if kind == "Q2_K" else 0.005) * expected.pow(2).mean().sqrt(), (
                 num_rows
             )
+
+
+@pytest.mark.parametrize("isa", [isa for isa in instruction_sets() if isa == "avx512bf16"])
+@pytest.mark.parametrize(("kind", "least"), [("BF16", 1), ("F32", 1), ("Q4_1", 32), ("Q6_K", 32)])
+def test_products_of_pairs_give_a_row_the_same_bits_in_every_company(isa: str, kind: str, least: int) -> None:
+    """One chain of additions per sum: with bfloat16 weights at any number of rows, with others from the border on."""
+    config = shape_config(hidden_size=90, intermediate_size=1024, bias=True)
+    kinds = {f"{DOWN}.weight": kind} if kind != "F32" else {}
+    model = NativeModel(native_library(), isa, config, StateWeights(random_state(config), kinds), num_threads=2)
+    x = torch.randn(70, 1024, generator=torch.Generator().manual_seed(0))
+    together = model.linear(Slot.DOWN, 0, x, 90)
+    for num_rows in NUM_ROWS:
+        if num_rows >= least:
+            assert torch.equal(model.linear(Slot.DOWN, 0, x[-num_rows:], 90), together[-num_rows:]), num_rows
 
 
 @pytest.mark.parametrize("isa", instruction_sets())

@@ -42,7 +42,7 @@ struct Matrix {
 };
 
 // How the rows of a product's left side have to be prepared.
-enum class Format : int32_t { kFloat = 1, kInt8 = 2, kBfloat16 = 4 };
+enum class Format : int32_t { kFloat = 1, kInt8 = 2, kBfloat16 = 4, kInt16 = 8 };
 
 // The left side of a product: M rows of K inputs in the formats that its right sides need. Blocks of 32 inputs lie in
 // tile order, [M/16][K/32][16 rows], so that sixteen rows of a block follow each other: see `block_index`.
@@ -53,8 +53,9 @@ struct Activations {
   int32_t formats;     // bits of Format that are filled
   float* values;       // [M][32 * num_blocks], zero behind K
   int8_t* codes;       // [blocks][32], zero behind K
-  float* scales;       // [blocks]
-  float* sums;         // [blocks] scale * sum of codes
+  int16_t* words;      // [blocks][32] codes of sixteen bits, zero behind K; of each four, the second and third change places
+  float* scales;       // [blocks] of codes or words
+  float* sums;         // [blocks] scale * sum of codes or words
   int32_t* code_sums;  // [blocks]
   uint16_t* halves;    // [blocks][32] bfloat16, zero behind K
 };
@@ -93,7 +94,8 @@ struct Context {
 
 struct Kernels {
   const char* name;
-  Format (*format)(Codes codes, int rows);
+  // `prompt`: the rows are those of a step with a prompt's chunk, not of decoding sequences alone.
+  Format (*format)(Codes codes, int rows, bool prompt);
   // out[m][n] (+)= sum over k of x[m][k] * w[n][k], for panels [begin, end). `stride`: floats between rows of out.
   void (*multiply)(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);
@@ -122,6 +124,7 @@ struct Kernels {
 const Kernels* kernels_portable();
 const Kernels* kernels_avx2();
 const Kernels* kernels_avx512();
+const Kernels* kernels_avx512bf16();
 const Kernels* kernels_amx();
 
 }  // namespace muster

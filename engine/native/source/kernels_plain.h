@@ -8,14 +8,33 @@
 namespace muster {
 namespace {
 
-Format choose_format(Codes codes, int) { return codes == Codes::kBfloat16 ? Format::kFloat : Format::kInt8; }
+// From this many rows on, a prompt's inputs have sixteen bits where that costs no more than eight.
+constexpr int kWordsFrom = 32;
+
+Format choose_format(Codes codes, int rows, bool prompt) {
+  if (codes == Codes::kBfloat16) return Format::kFloat;
+#ifdef MUSTER_HAS_WORDS
+  if (prompt && rows >= kWordsFrom) return Format::kInt16;
+#endif
+  return Format::kInt8;
+}
+
+template <class Input>
+void multiply_inputs(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
+                     int end, Scratch* scratch) {
+  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
+    multiply_wide<Input>(matrix, x, out, stride, accumulate, begin, end, scratch);
+  else
+    multiply_by_rows<Input>(matrix, x, out, stride, accumulate, begin, end);
+}
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
               int end, Scratch* scratch) {
-  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
-    multiply_wide(matrix, x, out, stride, accumulate, begin, end, scratch);
-  else
-    multiply_by_rows(matrix, x, out, stride, accumulate, begin, end);
+#ifdef MUSTER_HAS_WORDS
+  if (x.formats & static_cast<int>(Format::kInt16))
+    return multiply_inputs<int16_t>(matrix, x, out, stride, accumulate, begin, end, scratch);
+#endif
+  multiply_inputs<int8_t>(matrix, x, out, stride, accumulate, begin, end, scratch);
 }
 
 constexpr Kernels plain_kernels(const char* name) {

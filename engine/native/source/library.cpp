@@ -32,7 +32,7 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
 
-#if defined(MUSTER_WITH_AVX512) || defined(MUSTER_WITH_AMX)
+#if defined(MUSTER_WITH_AVX512) || defined(MUSTER_WITH_AVX512BF16) || defined(MUSTER_WITH_AMX)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -40,9 +40,13 @@ bool has_avx512() {
 }
 #endif
 
+#if defined(MUSTER_WITH_AVX512BF16) || defined(MUSTER_WITH_AMX)
+bool has_avx512bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
 #ifdef MUSTER_WITH_AMX
 bool has_amx() {
-  if (!has_avx512() || !__builtin_cpu_supports("avx512bf16")) return false;
+  if (!has_avx512bf16()) return false;
   uint32_t a = 7, b, c = 0, d;
   __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   constexpr uint32_t kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
@@ -87,6 +91,9 @@ const Kernels* kernels_named(const char* name) {
 #ifdef MUSTER_WITH_AMX
   if (std::strcmp(name, "amx") == 0 && has_amx()) return muster::kernels_amx();
 #endif
+#ifdef MUSTER_WITH_AVX512BF16
+  if (std::strcmp(name, "avx512bf16") == 0 && has_avx512bf16()) return muster::kernels_avx512bf16();
+#endif
 #ifdef MUSTER_WITH_AVX512
   if (std::strcmp(name, "avx512") == 0 && has_avx512()) return muster::kernels_avx512();
 #endif
@@ -106,7 +113,7 @@ const muster::Quantisers* best_quantisers() {
 
 }  // namespace
 
-// Whether this processor, and this build, run the kernels of that name: "amx", "avx512", "avx2" or "portable".
+// Whether this processor, and this build, run the kernels of that name: one of INSTRUCTION_SETS of library.py.
 MUSTER_API int muster_has_kernels(const char* name) { return kernels_named(name) != nullptr; }
 
 MUSTER_API Model* muster_model_new(const muster::Shape* shape, const char* kernels, int num_threads, int num_spare,

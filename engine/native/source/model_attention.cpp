@@ -110,7 +110,7 @@ void Model::attend_heads(const Cache& cache, const float* q, int q_stride, float
                            &scratches_[thread]);
     }
   });
-  if (num_decodes_ < static_cast<int>(contexts_.size())) attend_prefills(cache, q, q_stride, out);
+  if (has_prompt()) attend_prefills(cache, q, q_stride, out);
 }
 
 void Model::attend_prefills(const Cache& cache, const float* q, int q_stride, float* out) {

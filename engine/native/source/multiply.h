@@ -130,8 +130,66 @@ MUSTER_INLINE void dot_eight_bits(const uint8_t* codes, const int8_t* const (&x)
 }
 #endif
 
-// `row`: the first of M rows. The order of additions is that of the tile kernel, so both give the same bits.
-template <int M, bool kFour>
+#ifdef MUSTER_HAS_WORDS
+MUSTER_INLINE __m256i two_inputs(const int16_t* x) {
+  int32_t both;
+  std::memcpy(&both, x, 4);
+  return _mm256_set1_epi32(both);
+}
+
+// Adds the products of four codes of each of eight lanes, two in each of `even` and `odd`, with four inputs.
+MUSTER_INLINE __m256i add_words(__m256i total, __m256i even, __m256i odd, const int16_t* x) {
+  total = _mm256_add_epi32(total, _mm256_madd_epi16(even, two_inputs(x)));
+  return _mm256_add_epi32(total, _mm256_madd_epi16(odd, two_inputs(x + 2)));
+}
+
+template <int M>
+MUSTER_INLINE void dot_four_bits(const uint8_t* codes, const int16_t* const (&x)[M], Ints (&sums)[M]) {
+  const __m256i mask = _mm256_set1_epi16(15);
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m256i total[M];
+    for (int m = 0; m < M; ++m) total[m] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 64 + half * 32));
+      const __m256i even = _mm256_and_si256(packed, mask);
+      const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(packed, 8), mask);
+      const __m256i even_high = _mm256_and_si256(_mm256_srli_epi16(packed, 4), mask);
+      const __m256i odd_high = _mm256_srli_epi16(packed, 12);
+      for (int m = 0; m < M; ++m) {
+        total[m] = add_words(total[m], even, odd, x[m] + j * 8);
+        total[m] = add_words(total[m], even_high, odd_high, x[m] + j * 8 + 4);
+      }
+    }
+    for (int m = 0; m < M; ++m) std::memcpy(reinterpret_cast<char*>(&sums[m]) + half * 32, &total[m], 32);
+  }
+}
+
+template <int M>
+MUSTER_INLINE void dot_eight_bits(const uint8_t* codes, const int16_t* const (&x)[M], const int32_t (&)[M],
+                                  Ints (&sums)[M]) {
+#pragma GCC unroll 2
+  for (int half = 0; half < 2; ++half) {
+    __m256i total[M];
+    for (int m = 0; m < M; ++m) total[m] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + j * 64 + half * 32));
+      const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(packed, 8), 8), odd = _mm256_srai_epi16(packed, 8);
+      for (int m = 0; m < M; ++m) total[m] = add_words(total[m], even, odd, x[m] + j * 4);
+    }
+    for (int m = 0; m < M; ++m) std::memcpy(reinterpret_cast<char*>(&sums[m]) + half * 32, &total[m], 32);
+  }
+}
+#endif
+
+MUSTER_INLINE const int8_t* inputs_of(const Activations& x, const int8_t*) { return x.codes; }
+MUSTER_INLINE const int16_t* inputs_of(const Activations& x, const int16_t*) { return x.words; }
+
+// `row`: the first of M rows. The order of additions is that of the tile kernel, so both give the same bits. Input: the
+// inputs' codes.
+template <int M, bool kFour, class Input>
 void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride, bool accumulate,
                     int begin, int end) {
   const size_t num_blocks = matrix.num_blocks;
@@ -142,11 +200,11 @@ void multiply_codes(const Matrix& matrix, const Activations& x, int row, float* 
     for (int m = 0; m < M; ++m) total[m] = Floats{};
     for (size_t b = 0; b < num_blocks; ++b) {
       if (row == 0) fetch_ahead<(kFour ? 256 + 2 * 32 : 512 + 32)>(base, b);  // codes, scales, minima
-      const int8_t* inputs[M];
+      const Input* inputs[M];
       int32_t code_sums[M];
       const size_t index = block_index(x, row, b);  // M divides 16 or ends the rows: the others follow
       for (int m = 0; m < M; ++m) {
-        inputs[m] = x.codes + (index + m) * kBlock;
+        inputs[m] = inputs_of(x, inputs[m]) + (index + m) * kBlock;
         code_sums[m] = x.code_sums[index + m];
       }
       Ints sums[M];
@@ -190,13 +248,13 @@ void multiply_halves(const Matrix& matrix, const Activations& x, int row, float*
   }
 }
 
-template <int M>
+template <int M, class Input>
 void multiply_rows(const Matrix& matrix, const Activations& x, int row, float* out, size_t stride, bool accumulate,
                    int begin, int end) {
   if (matrix.codes == Codes::kFourBits)
-    multiply_codes<M, true>(matrix, x, row, out, stride, accumulate, begin, end);
+    multiply_codes<M, true, Input>(matrix, x, row, out, stride, accumulate, begin, end);
   else if (matrix.codes == Codes::kEightBits)
-    multiply_codes<M, false>(matrix, x, row, out, stride, accumulate, begin, end);
+    multiply_codes<M, false, Input>(matrix, x, row, out, stride, accumulate, begin, end);
   else
     multiply_halves<M>(matrix, x, row, out, stride, accumulate, begin, end);
 }
@@ -227,10 +285,11 @@ MUSTER_INLINE void walk_panels(int num_rows, int begin, int end, F&& multiply) {
   }
 }
 
+template <class Input = int8_t>
 void multiply_by_rows(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate,
                       int begin, int end) {
   walk_panels(x.rows, begin, end, [&](auto num_rows, int row, int first, int last) {
-    multiply_rows<decltype(num_rows)::value>(matrix, x, row, out, stride, accumulate, first, last);
+    multiply_rows<decltype(num_rows)::value, Input>(matrix, x, row, out, stride, accumulate, first, last);
   });
 }
 

@@ -1,15 +1,14 @@
 // Products of many rows on the tile unit: eight-bit for decode batches, bfloat16 for prefill.
 #pragma once
 
+#include "halves.h"
 #include "multiply_wide.h"
 #include "rows.h"
 
 namespace muster {
 namespace {
 
-// Five and six bits: see multiply_wide_amx.h.
-void unpack_wide(const Matrix& matrix, int panel, uint8_t* out);
-void dequantise_wide(const Matrix& matrix, int panel, uint8_t* out);
+// See multiply_wide_amx.h.
 void tile_six_bits(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);
 
@@ -140,53 +139,6 @@ void tile_rows(const Matrix& matrix, const Activations& x, float* out, size_t st
   }
 }
 
-// Two vectors of sixteen numbers as one of sixteen bfloat16 pairs.
-MUSTER_INLINE __m512i pair_up(Floats first, Floats second) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512bh both = _mm512_cvtne2ps_pbh(reinterpret_cast<__m512>(second), reinterpret_cast<__m512>(first));
-  return _mm512_permutexvar_epi16(order, (__m512i)both);
-}
-
-// A panel's weights as bfloat16 pairs, in the order of the bfloat16 format.
-template <bool kFour>
-void dequantise_panel(const Matrix& matrix, int panel, uint8_t* out) {
-  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
-  const uint8_t* codes = base + matrix.codes_offset;
-  const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  for (int b = 0; b < matrix.num_blocks; ++b) {
-    const Floats scale = load_float16(base + b * 32);
-    Floats minimum{};
-    if constexpr (kFour) minimum = load_float16(base + matrix.minima_offset + b * 32);
-#pragma GCC unroll 4
-    for (int j = 0; j < (kFour ? 4 : 8); ++j) {
-      const __m512i packed = _mm512_loadu_si512(codes + (b * (kFour ? 4 : 8) + j) * 64);
-      // Input `index` of a lane; the look-up ignores all but the low four bits.
-#define MUSTER_LOW(index) \
-  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index)), table)) * scale + minimum
-#define MUSTER_HIGH(index) \
-  reinterpret_cast<Floats>(_mm512_permutexvar_ps(_mm512_srli_epi32(packed, 8 * (index) + 4), table)) * scale + minimum
-#define MUSTER_CODE(index) reinterpret_cast<Ints>(_mm512_srai_epi32(_mm512_slli_epi32(packed, 24 - 8 * (index)), 24))
-#define MUSTER_BYTE(index) __builtin_convertvector(MUSTER_CODE(index), Floats) * scale
-      if constexpr (kFour) {
-        uint8_t* rows = out + (b * 16 + j * 4) * 64;
-        _mm512_store_si512(rows, pair_up(MUSTER_LOW(0), MUSTER_LOW(1)));
-        _mm512_store_si512(rows + 64, pair_up(MUSTER_LOW(2), MUSTER_LOW(3)));
-        _mm512_store_si512(rows + 128, pair_up(MUSTER_HIGH(0), MUSTER_HIGH(1)));
-        _mm512_store_si512(rows + 192, pair_up(MUSTER_HIGH(2), MUSTER_HIGH(3)));
-      } else {
-        uint8_t* rows = out + (b * 16 + j * 2) * 64;
-        _mm512_store_si512(rows, pair_up(MUSTER_BYTE(0), MUSTER_BYTE(1)));
-        _mm512_store_si512(rows + 64, pair_up(MUSTER_BYTE(2), MUSTER_BYTE(3)));
-      }
-#undef MUSTER_LOW
-#undef MUSTER_HIGH
-#undef MUSTER_BYTE
-#undef MUSTER_CODE
-    }
-  }
-}
-
 // Where a tile of 16 rows and 16 outputs goes.
 struct Target {
   float* out;
@@ -219,26 +171,6 @@ MUSTER_INLINE void put_tile(const Matrix& matrix, int panel, const float* sums, 
     _tile_stored(tile, sums, 64);                                                  \
     put_tile(matrix, panel, sums, target, stride, accumulate);                     \
   }
-
-// Memory that is wanted soon, fetched bit by bit while the tile unit is busy: one range, then another.
-struct Ahead {
-  const uint8_t* next;
-  const uint8_t* end;
-  const uint8_t* then;
-  const uint8_t* then_end;
-};
-
-MUSTER_INLINE void fetch_some(Ahead& ahead) {
-  if (ahead.next >= ahead.end) {
-    if (ahead.then >= ahead.then_end) return;
-    ahead.next = ahead.then;
-    ahead.end = ahead.then_end;
-    ahead.then = ahead.then_end;
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead.next) + i * 64, _MM_HINT_T1);
-  ahead.next += 256;
-}
 
 // Sixteen or thirty-two rows by one or two panels: up to four accumulating tiles, four loads. The rows are loaded again
 // for every panel, so they belong in the nearest cache; panels pass by it and leave the rows there.
@@ -298,18 +230,6 @@ MUSTER_INLINE void tile_panel_pair(const Matrix& matrix, const Activations& x, c
 #undef MUSTER_BEGIN_TILE
 #undef MUSTER_END_TILE
 
-// The panel's weights as bfloat16 pairs: as they are stored, or unpacked into `room`.
-MUSTER_INLINE const uint8_t* halves_of(const Matrix& matrix, int panel, uint8_t* room) {
-  if (matrix.codes == Codes::kBfloat16) return matrix.data + panel * matrix.panel_bytes + matrix.codes_offset;
-  if (matrix.codes == Codes::kFiveBits || matrix.codes == Codes::kSixBits)
-    dequantise_wide(matrix, panel, room);
-  else if (matrix.codes == Codes::kFourBits)
-    dequantise_panel<true>(matrix, panel, room);
-  else
-    dequantise_panel<false>(matrix, panel, room);
-  return room;
-}
-
 // Panels that are unpacked together fit the second-level cache beside the rows; each row is then fetched from afar
 // once for all of them.
 constexpr size_t kRoomBytes = 512 << 10;
@@ -326,14 +246,6 @@ MUSTER_INLINE void configure_whole_tiles() {
   TileShape shape;
   for (int tile = 0; tile < 8; ++tile) shape.set(tile, 16, 64);
   _tile_loadconfig(&shape);
-}
-
-// What is read after panels [.., end) of a matrix, whose turn takes up to `most` of them.
-MUSTER_INLINE Ahead ahead_of(const Matrix& matrix, int end, int stop, int most) {
-  const int left = stop - end < most ? stop - end : most;
-  const uint8_t* next = matrix.data + end * matrix.panel_bytes;
-  const bool ends = end + left == matrix.num_panels && matrix.after != nullptr;
-  return {next, next + left * matrix.panel_bytes, matrix.after, ends ? matrix.after + matrix.after_bytes : matrix.after};
 }
 
 void tile_halves(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
@@ -403,11 +315,7 @@ void tile_gated(const Matrix& gate, const Matrix& up, const Activations& x, cons
     const uint8_t *gates[kMostPanels], *ups[kMostPanels];
     for (int i = 0; i < count; ++i) gates[i] = halves_of(gate, panel + i, room + 2 * i * panel_size);
     for (int i = 0; i < count; ++i) ups[i] = halves_of(up, panel + i, room + (2 * i + 1) * panel_size);
-    Ahead ahead = ahead_of(gate, panel + count, end, most);
-    const Ahead behind = ahead_of(up, panel + count, end, most);
-    const bool last = behind.next == behind.end;
-    ahead.then = last ? behind.then : behind.next;
-    ahead.then_end = last ? behind.then_end : behind.end;
+    Ahead ahead = ahead_of_both(gate, up, panel + count, end, most);
     for (int row = 0; row < x.rows; row += 32) {
       const uint16_t* upper = x.halves + block_index(x, row, 0) * kBlock;
       const uint16_t* lower = x.halves + block_index(x, row + 16, 0) * kBlock;
@@ -439,14 +347,14 @@ void tile_gated(const Matrix& gate, const Matrix& up, const Activations& x, cons
   _tile_release();
 }
 
-Format choose_format(Codes codes, int rows) {
+Format choose_format(Codes codes, int rows, bool) {
   if (codes == Codes::kBfloat16) return rows >= kTilesFrom ? Format::kBfloat16 : Format::kFloat;
   return rows >= kHalvesFrom ? Format::kBfloat16 : Format::kInt8;
 }
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
               int end, Scratch* scratch) {
-  if (choose_format(matrix.codes, x.rows) == Format::kBfloat16)
+  if (choose_format(matrix.codes, x.rows, true) == Format::kBfloat16)
     tile_halves(matrix, x, out, stride, accumulate, begin, end, scratch);
   else if (matrix.codes == Codes::kSixBits && x.rows >= kTilesFrom)
     tile_six_bits(matrix, x, out, stride, accumulate, begin, end, scratch);

@@ -10,69 +10,6 @@
 namespace muster {
 namespace {
 
-template <int kInput>
-MUSTER_INLINE void unpack_five(const uint8_t* low, Bytes64 high, uint8_t* out) {
-  *reinterpret_cast<Bytes64*>(out + kInput * 64) = five_bits<kInput>(low, high);
-  if constexpr (kInput < 7) unpack_five<kInput + 1>(low, high, out);
-}
-
-template <int kInput>
-MUSTER_INLINE void unpack_six(const uint8_t* low, Bytes64 high, uint8_t* out) {
-  *reinterpret_cast<Bytes64*>(out + kInput * 64) = six_bits<kInput>(low, high) - kSixBitsZero;
-  if constexpr (kInput % 4 < 3) unpack_six<kInput + 1>(low, high, out);
-}
-
-// A panel's codes as signed bytes, in the order of the eight-bit format.
-void unpack_wide(const Matrix& matrix, int panel, uint8_t* out) {
-  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
-  const bool five = matrix.codes == Codes::kFiveBits;
-  for (int b = 0; b < matrix.num_blocks; ++b, out += 512) {
-    const uint8_t* low = base + matrix.codes_offset + b * size_t{256};
-    const uint8_t* high = base + matrix.high_offset + static_cast<size_t>(b) * (five ? 64 : 128);
-    if (five) {
-      unpack_five<0>(low, load_bytes(high), out);
-    } else {
-      unpack_six<0>(low, load_bytes(high), out);
-      unpack_six<4>(low, load_bytes(high + 64), out);
-    }
-  }
-}
-
-// A block's signed bytes as bfloat16 pairs.
-MUSTER_INLINE void widen_bytes(const uint8_t* bytes, Floats scale, Floats minimum, uint8_t* out) {
-  const Ints words = *reinterpret_cast<const Ints*>(bytes);
-  const Floats a = __builtin_convertvector(words << 24 >> 24, Floats) * scale + minimum;
-  const Floats b = __builtin_convertvector(words << 16 >> 24, Floats) * scale + minimum;
-  const Floats c = __builtin_convertvector(words << 8 >> 24, Floats) * scale + minimum;
-  const Floats d = __builtin_convertvector(words >> 24, Floats) * scale + minimum;
-  _mm512_store_si512(out, pair_up(a, b));
-  _mm512_store_si512(out + 64, pair_up(c, d));
-}
-
-// A panel's weights as bfloat16 pairs, in the order of the bfloat16 format.
-void dequantise_wide(const Matrix& matrix, int panel, uint8_t* out) {
-  const uint8_t* base = matrix.data + panel * matrix.panel_bytes;
-  const bool five = matrix.codes == Codes::kFiveBits;
-  alignas(64) uint8_t bytes[512];
-  for (int b = 0; b < matrix.num_blocks; ++b, out += 1024) {
-    const uint8_t* low = base + matrix.codes_offset + b * size_t{256};
-    const uint8_t* high = base + matrix.high_offset + static_cast<size_t>(b) * (five ? 64 : 128);
-    if (five) {
-      unpack_five<0>(low, load_bytes(high), bytes);
-      const Floats scale = load_float16(base + b * 32);
-      const Floats minimum = load_float16(base + matrix.minima_offset + b * 32);
-      for (int j = 0; j < 8; ++j) widen_bytes(bytes + j * 64, scale, minimum, out + j * 128);
-      continue;
-    }
-    unpack_six<0>(low, load_bytes(high), bytes);
-    unpack_six<4>(low, load_bytes(high + 64), bytes);
-    const uint8_t* factors = base + matrix.factors_offset + b * 2 * kPanel;
-    const Floats scale = load_float16(base + b / 8 * 32);
-    const Floats one = scale * load_factors(factors), other = scale * load_factors(factors + kPanel);
-    for (int j = 0; j < 8; ++j) widen_bytes(bytes + j * 64, j < 4 ? one : other, Floats{}, out + j * 128);
-  }
-}
-
 // Scales one block's two sums of each row and adds them to the running totals.
 template <int R>
 MUSTER_INLINE void add_six_block(const int32_t* first, const int32_t* second, const uint8_t* base,

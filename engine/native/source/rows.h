@@ -88,6 +88,34 @@ MUSTER_INLINE void quantise_block(const float* values, const Activations& x, siz
   x.sums[block] = scale * static_cast<float>(total);
 }
 
+#ifdef MUSTER_HAS_WORDS
+// Codes of fifteen bits. Their scale is a power of two, so that whole numbers stay whole.
+MUSTER_INLINE void quantise_words(const float* values, const Activations& x, size_t block) {
+  const Floats low = load(values), high = load(values + 16);
+  const float limit = largest(larger(larger(low, -low), larger(high, -high)));
+  uint32_t bits;
+  std::memcpy(&bits, &limit, 4);
+  const uint32_t exponent = (bits >> 23 & 255) < 40 ? 40 : bits >> 23 & 255;  // what is as small as that becomes zero
+  const uint32_t scale_bits = (exponent - 13) << 23, inverse_bits = (254 + 13 - exponent) << 23;
+  float scale, inverse;
+  std::memcpy(&scale, &scale_bits, 4);
+  std::memcpy(&inverse, &inverse_bits, 4);
+  const float magic = 12582912.0f;  // adding it leaves the rounded integer in the low bits
+  const Ints offset = Ints{} + 0x4b400000;
+  const Ints a = reinterpret_cast<Ints>(low * inverse + magic) - offset;
+  const Ints b = reinterpret_cast<Ints>(high * inverse + magic) - offset;
+  typedef int16_t Words16 __attribute__((vector_size(32)));
+  Words16 parts[2] = {__builtin_convertvector(a, Words16), __builtin_convertvector(b, Words16)};
+  __m256i* out = reinterpret_cast<__m256i*>(x.words + block * kBlock);
+  const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15, 0, 1, 4, 5, 2, 3, 6, 7,
+                                         8, 9, 12, 13, 10, 11, 14, 15);
+  for (int i = 0; i < 2; ++i)
+    _mm256_storeu_si256(out + i, _mm256_shuffle_epi8(reinterpret_cast<__m256i>(parts[i]), order));
+  x.scales[block] = scale;
+  x.sums[block] = scale * static_cast<float>(sum(a + b));
+}
+#endif
+
 void prepare(const float* values, int row, const Activations& x) {
   const int num_blocks = x.num_blocks, whole = x.cols / kBlock;
   float tail[kBlock] = {};
@@ -96,6 +124,9 @@ void prepare(const float* values, int row, const Activations& x) {
     const float* block = b < whole ? values + b * kBlock : tail;
     const size_t index = block_index(x, row, b);
     if (x.formats & static_cast<int>(Format::kInt8)) quantise_block(block, x, index);
+#ifdef MUSTER_HAS_WORDS
+    if (x.formats & static_cast<int>(Format::kInt16)) quantise_words(block, x, index);
+#endif
     if (x.formats & static_cast<int>(Format::kBfloat16)) {
       store_halves(x.halves + index * kBlock, load(block));
       store_halves(x.halves + index * kBlock + 16, load(block + 16));

@@ -17,6 +17,11 @@
 namespace muster {
 namespace {
 
+// Where products of pairs of sixteen-bit codes cost no more than those of eight bits.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define MUSTER_HAS_WORDS
+#endif
+
 #define MUSTER_INLINE static inline __attribute__((always_inline, unused))
 
 typedef float Floats __attribute__((vector_size(64)));
