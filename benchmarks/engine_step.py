@@ -67,6 +67,10 @@ class TimedEngine:
         runner._model.forward = self._timed("forward", runner._model.forward)
         runner._model.logits = self._timed("logits", runner._model.logits)
         runner._sampler.launch = self._timed("sample", runner._sampler.launch)
+        self._model = runner._model
+        if is_native:
+            for name in ("decode", "decode_best"):
+                setattr(self._model, name, self._timed_decode(getattr(self._model, name)))
 
     def decode(self, batch_size: int) -> Measured:
         """Steps of `batch_size` sequences with one new token each."""
@@ -116,6 +120,17 @@ class TimedEngine:
         parts["tensors"] = stats.execute_us / 1e3 - inside
         parts["commit"] = total - parts["schedule"] - stats.execute_us / 1e3
         return Measured(parts, total), stats.num_tokens
+
+    def _timed_decode(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """All of a decode step in one native call, which measures its parts itself."""
+
+        def timed(*arguments: Any) -> Any:
+            result = call(*arguments)
+            for part, spent in zip(("forward", "logits", "sample"), self._model.decode_times_s, strict=True):
+                self._spent[part] += spent
+            return result
+
+        return timed
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.request import TokenLogprobs
 from engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """One sequence's share of a step.
+class Scheduled(NamedTuple):
+    """One sequence's share of a step. A tuple, as the next two are: there is one for each sequence and step.
 
     The tokens [sequence.num_computed, sequence.num_computed + num_new_tokens) are computed; the block
     table covers them. `samples` is valid until the step is committed.
@@ -36,16 +35,14 @@ class Batch:
     scheduled: tuple[Scheduled, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A chosen token; with logprobs when `request.logprobs` is not None."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StepToken:
+class StepToken(NamedTuple):
     """What the runner found for one `Scheduled`.
 
     `sampled` is None exactly when `scheduled.samples` is false. `prompt_logprobs` has one entry for

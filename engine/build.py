@@ -94,6 +94,7 @@ def build_engine(config: EngineConfig, progress: Progress = _silent) -> BuiltEng
         block_size=config.block_size,
         num_threads=opened.num_threads,
         decode_graphs=placed.graphs,
+        decoder=placed.model if isinstance(placed.model, NativeModel) else None,
     )
     progress(Phase.WARMING_UP, 0, 1)
     _warm_up(runner, config.block_size)

@@ -82,6 +82,23 @@ class Plan(ctypes.Structure):
     )
 
 
+class Decode(ctypes.Structure):
+    """A step of sequences with one new token each: addresses, and what the call writes how long each part took."""
+
+    _fields_ = (
+        ("num_sequences", c_int32),
+        ("table_width", c_int32),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("block_tables", c_void_p),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+        ("forward_s", c_double),
+        ("logits_s", c_double),
+        ("best_s", c_double),
+    )
+
+
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "muster_has_kernels": (c_int, [c_char_p]),
     "muster_model_new": (c_void_p, [POINTER(Shape), c_char_p, c_int, c_int, POINTER(c_float)]),
@@ -98,6 +115,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "muster_plan": (None, [c_void_p, POINTER(Plan)]),
     "muster_forward": (None, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "muster_logits": (None, [c_void_p, c_void_p, c_int, c_void_p]),
+    "muster_decode": (None, [c_void_p, POINTER(Decode)]),
+    "muster_first_best": (c_int, [c_void_p, c_int]),
     "muster_attend": (None, [c_void_p, c_int, c_void_p, c_void_p, c_void_p, c_void_p]),
     "muster_linear": (None, [c_void_p, c_int, c_int, c_void_p, c_int, c_void_p]),
 }

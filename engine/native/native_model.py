@@ -6,6 +6,7 @@ Letters as in engine.model.llama: T tokens, H hidden, N and K heads, D head dime
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -20,8 +21,9 @@ from engine.model.layers import RmsNorm
 from engine.model.quantise import Quantise
 from engine.model.rope import inverse_frequencies
 from engine.model.weights import StoredMatrix, WeightSource, float_matrix, stored_matrix
-from engine.native.library import TYPE_IDS, Norm, Plan, Shape, Slot
+from engine.native.library import TYPE_IDS, Decode, Norm, Plan, Shape, Slot
 from engine.native.quantise import native_quantise
+from engine.runner.decode_rows import DecodeRows
 
 _CPU = torch.device("cpu")
 _MAX_GROUP = 16  # query heads of a key/value head, the lanes of a register
@@ -77,6 +79,8 @@ class NativeModel:
         if self._handle is None:
             raise MemoryError(f"the native model with the kernels {instruction_set!r} could not be made")
         self._logits = torch.empty(0, config.vocab_size)
+        self._decode = Decode()
+        self._decode_addresses = (0, 0)  # of which rows, in which of their allocations, `_decode` holds
         self._norm = RmsNorm(weights.read("model.norm.weight").float(), config.rms_norm_eps)
         self._load(weights, progress)
 
@@ -106,11 +110,46 @@ class NativeModel:
         Fresh memory would be faulted in page by page on every step, which costs as much as the product itself.
         """
         hidden = hidden.contiguous()
-        if len(self._logits) < len(hidden):
-            self._logits = torch.empty(len(hidden), self.config.vocab_size)
+        self._reserve_logits(len(hidden))
         out = self._logits[: len(hidden)]
         self._library.muster_logits(self._handle, hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
+
+    def decode(self, rows: DecodeRows) -> Tensor:
+        """The whole step of sequences with one new token each. Returns [R, V] float32, valid until the next call.
+
+        One native call: Python's lock is let go, and taken again while others want it, once in a step.
+        """
+        self._call_decode(rows, None)
+        return self._logits[: rows.num_rows]
+
+    def decode_best(self, rows: DecodeRows) -> None:
+        """The same; writes to `rows.best` which logit of each row is the largest, by the sampler's rule."""
+        self._call_decode(rows, rows.best)
+
+    @property
+    def decode_times_s(self) -> tuple[float, float, float]:
+        """What forward pass, logits and choice of the last `decode` took."""
+        step = self._decode
+        return step.forward_s, step.logits_s, step.best_s
+
+    def _call_decode(self, rows: DecodeRows, best: array[int] | None) -> None:
+        step, num_rows = self._decode, rows.num_rows
+        self._reserve_logits(num_rows)
+        if self._decode_addresses != (id(rows), rows.allocation):
+            self._decode_addresses = (id(rows), rows.allocation)
+            step.table_width = rows.block_tables.shape[1]
+            step.token_ids, _ = rows.token_ids.buffer_info()
+            step.positions, _ = rows.positions.buffer_info()
+            step.block_tables = rows.block_tables.ctypes.data
+        step.num_sequences = num_rows
+        step.best = best.buffer_info()[0] if best is not None else None
+        self._library.muster_decode(self._handle, step)
+
+    def _reserve_logits(self, num_rows: int) -> None:
+        if len(self._logits) < num_rows:
+            self._logits = torch.empty(num_rows, self.config.vocab_size)
+            self._decode.logits = self._logits.data_ptr()
 
     def linear(self, slot: Slot, layer: int, x: Tensor, num_outputs: int) -> Tensor:
         """One linear map alone. x: [T, in] float32. Returns [T, num_outputs]."""

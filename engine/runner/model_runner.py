@@ -13,6 +13,7 @@ from engine.batch import Batch, Scheduled, StepToken
 from engine.runner.batch_tensors import BatchTensors
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.logprobs import LogprobRows
+from engine.runner.plain_decode import Decoder, PlainDecode
 from engine.runner.pooler import Pooler
 from engine.runner.sampler import Choices, Sampler
 from engine.transfer import upload
@@ -71,9 +72,10 @@ class ModelRunner:
         block_size: int,
         num_threads: int | None = None,
         decode_graphs: DecodeGraphs | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """`num_threads` of torch's CPU kernels; None leaves torch's setting alone. `decode_graphs` are of this model
-        and this attention."""
+        and this attention; `decoder` is this model, where it can be one."""
         self._model = model
         self._attention = attention
         self._sampler = sampler
@@ -81,10 +83,14 @@ class ModelRunner:
         self._block_size = block_size
         self._num_threads = num_threads
         self._decode_graphs = decode_graphs
+        self._plain_decode = None if decoder is None else PlainDecode(decoder, sampler)
         self._thread_id = 0
 
     def execute(self, batch: Batch) -> list[StepToken]:
         """Computes all scheduled tokens; one result per scheduled sequence, in order."""
+        self._enter_thread()
+        if self._plain_decode is not None and (step_tokens := self._plain_decode.execute(batch)) is not None:
+            return step_tokens
         return self.launch(batch).result()
 
     def launch(self, batch: Batch) -> LaunchedStep:

@@ -73,6 +73,11 @@ class Sampler:
         """Begins what can be done before there are logits; for those that `sample` is called with next, or more."""
         self._masks.start(sequences)
 
+    def takes_best(self, sequence: Sequence) -> bool:
+        """Whether every next token is the lowest index of the largest logit, and nothing is told about it."""
+        plan = self._plan(sequence)
+        return plan.greedy and not plan.edits and sequence.request.logprobs is None
+
     def sample(self, logits: Tensor, sequences: Rows[Sequence]) -> list[Sampled]:
         """logits: [R, V], one row per sequence. Returns one choice per sequence."""
         return self.launch(logits, sequences).result()

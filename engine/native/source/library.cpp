@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "first_best.h"
 #include "model.h"
 #include "pack.h"
 #include "quantise_rows.h"
@@ -190,6 +191,12 @@ MUSTER_API void muster_forward(Model* model, const int64_t* token_ids, const int
 MUSTER_API void muster_logits(Model* model, const float* hidden, int rows, float* out) {
   model->logits(hidden, rows, out);
 }
+
+// Plan, forward pass, logits and choice of a step of sequences with one new token each.
+MUSTER_API void muster_decode(Model* model, muster::Decode* step) { model->decode(step); }
+
+// The lowest index of the largest of `count` numbers, for tests.
+MUSTER_API int muster_first_best(const float* numbers, int count) { return muster::first_best(numbers, count); }
 
 MUSTER_API void muster_attend(Model* model, int layer, const float* q, const float* k, const float* v, float* out) {
   model->attend(layer, q, k, v, out);

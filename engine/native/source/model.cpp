@@ -30,7 +30,8 @@ Model::Model(const Shape& shape, const Kernels* kernels, int num_threads, int nu
 Model::~Model() {
   for (auto& scratch : scratches_) std::free(scratch.data);
   for (auto& scratch : activation_memory_) std::free(scratch.data);
-  for (auto* scratch : {&stream_, &projected_, &attended_, &gated_, &angles_, &transposed_}) std::free(scratch->data);
+  for (auto* scratch : {&stream_, &projected_, &attended_, &gated_, &angles_, &transposed_, &hidden_})
+    std::free(scratch->data);
 }
 
 void Model::forward(const int64_t* token_ids, const int64_t* positions, float* out) {

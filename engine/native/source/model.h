@@ -52,6 +52,20 @@ struct Plan {
   int32_t reserved;
 };
 
+// A step of sequences with one new token each. Pointers live until it is over.
+struct Decode {
+  int32_t num_sequences;
+  int32_t table_width;
+  const int64_t* token_ids;     // [B]
+  const int64_t* positions;     // [B]
+  const int32_t* block_tables;  // [B][table_width]
+  float* logits;                // out: [B][V]
+  int64_t* best;                // out: [B] the lowest index of each row's largest logit; may be null
+  double forward_s;             // out: how long each part took
+  double logits_s;
+  double best_s;
+};
+
 class Model {
  public:
   Model(const Shape& shape, const Kernels* kernels, int num_threads, int num_spare);
@@ -79,6 +93,10 @@ class Model {
   void forward(const int64_t* token_ids, const int64_t* positions, float* out);
   // hidden: [R][H]; out: [R][V].
   void logits(const float* hidden, int rows, float* out);
+  // All of a step that needs no other plan.
+  void decode(Decode* step);
+  // logits: [R][V]; best: [R].
+  void choose_best(const float* logits, int rows, int64_t* best);
   // Stores keys and values of the planned tokens and attends. q: [T][N * D]; k, v: [T][K * D]; rotated.
   void attend(int layer, const float* q, const float* k, const float* v, float* out);
   // One matrix product, x: [rows][inputs], out: [rows][outputs].
@@ -87,6 +105,7 @@ class Model {
  private:
   enum Stage { kInput, kAttended, kGated, kNumStages };
 
+  void plan(const Decode& step);
   Activations& prepare_for(Stage stage, const Linear& linear, int rows, bool prompt);
   void multiply(const Linear& linear, const Activations& x, float* out, int stride, bool accumulate);
   void run_layer(int index, float* x);
@@ -116,7 +135,7 @@ class Model {
   int num_tokens_ = 0;
   Activations activations_[kNumStages] = {};
   Scratch activation_memory_[kNumStages];
-  Scratch stream_, projected_, attended_, gated_, angles_, transposed_;
+  Scratch stream_, projected_, attended_, gated_, angles_, transposed_, hidden_;
 };
 
 }  // namespace muster
