@@ -96,7 +96,8 @@ def test_native_by_name_does_not_fall_back(
 def test_an_unknown_instruction_set_is_named(tiny_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUSTER_CPU_ISA", "sse")
     with pytest.raises(
-        CheckpointError, match=r"MUSTER_CPU_ISA: 'sse' is unknown; choose one of amx, avx512bf16, avx512, avx2, portable, none"
+        CheckpointError,
+        match=r"MUSTER_CPU_ISA: 'sse' is unknown; choose one of amx, avx512bf16, avx512, avx2, portable, none",
     ):
         _build(tiny_directory, kernels="native")
 
