@@ -21,8 +21,9 @@ from tests.support.tiny_model import TINY_CONFIG, tiny_config, tiny_state, write
 
 # The largest part of a logit's spread that bfloat16 weights, keys and values may move it by (root mean square).
 MAX_NOISE = 0.03
-# Sets that compute prompts of 32 tokens and more with inputs finer than eight bits, whatever the weights.
-FINE = ("amx", "avx512bf16", "avx2")
+# How far prompts of 32 tokens and more may move the default model's logits (root mean square, and the most at the end
+# of a prompt), for sets that compute all of them, or their queries, keys and values, with inputs finer than eight bits.
+FINE = {"amx": (0.12, 0.5), "avx512bf16": (0.2, 0.9), "avx2": (0.12, 0.5)}
 
 
 def _prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -174,7 +175,7 @@ def test_default_model_on_every_instruction_set(isa: str, default_model_path: Pa
         expected = naive.logits(token_ids)
     actual = stepper.logits(Part(tuple(token_ids), 0, 100, _blocks(0, 100)))
     # Eight-bit activations move the logits of this model by 0.2, bfloat16 in torch by 0.12, in pairs or tiles by 0.06.
-    assert (actual - expected).pow(2).mean().sqrt() < (0.12 if isa in FINE else 0.35)
+    assert (actual - expected).pow(2).mean().sqrt() < (FINE[isa][0] if isa in FINE else 0.35)
     best = expected.topk(2, dim=-1)
     sure = (best.values[:, 0] - best.values[:, 1]) > 1.0
     assert sure.sum() > 20
@@ -192,7 +193,7 @@ def test_prompts_lead_to_the_answer_of_float32(isa: str, default_model_path: Pat
         expected = naive.logits(CAPITAL_OF_FRANCE)[-1]
     stepper = NativeStepper(config, weights, isa)
     actual = stepper.logits(Part(CAPITAL_OF_FRANCE, 0, len(CAPITAL_OF_FRANCE), _blocks(0, 40)))[-1]
-    assert (actual - expected).abs().max() < 0.5
+    assert (actual - expected).abs().max() < FINE[isa][1]  # 1.8 in eight bits
     assert actual.argmax() == expected.argmax()
 
 

@@ -92,10 +92,13 @@ struct Context {
   int64_t transposed_stride;
 };
 
+// What rows are multiplied for: decoding sequences alone, a step with a prompt's chunk, or the queries, keys and values
+// of such a step, where rounding does most harm.
+enum class Use : int32_t { kDecoding, kPrompt, kPromptKeys };
+
 struct Kernels {
   const char* name;
-  // `prompt`: the rows are those of a step with a prompt's chunk, not of decoding sequences alone.
-  Format (*format)(Codes codes, int rows, bool prompt);
+  Format (*format)(Codes codes, int rows, Use use);
   // out[m][n] (+)= sum over k of x[m][k] * w[n][k], for panels [begin, end). `stride`: floats between rows of out.
   void (*multiply)(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
                    int end, Scratch* scratch);

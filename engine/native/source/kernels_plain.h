@@ -11,10 +11,10 @@ namespace {
 // From this many rows on, a prompt's inputs have sixteen bits where that costs no more than eight.
 constexpr int kWordsFrom = 32;
 
-Format choose_format(Codes codes, int rows, bool prompt) {
+Format choose_format(Codes codes, int rows, Use use) {
   if (codes == Codes::kBfloat16) return Format::kFloat;
 #ifdef MUSTER_HAS_WORDS
-  if (prompt && rows >= kWordsFrom) return Format::kInt16;
+  if (use != Use::kDecoding && rows >= kWordsFrom) return Format::kInt16;
 #endif
   return Format::kInt8;
 }

@@ -64,7 +64,7 @@ void Model::run_layer(int index, float* x) {
     });
   };
 
-  const Activations& input = prepare_for(kInput, layer.qkv, tokens, has_prompt());
+  const Activations& input = prepare_for(kInput, layer.qkv, tokens, has_prompt() ? Use::kPromptKeys : Use::kDecoding);
   normalise_rows(layer.attention_norm, input);
   float* qkv = floats(&projected_, static_cast<size_t>(tokens) * qkv_width);
   multiply(layer.qkv, input, qkv, qkv_width, false);
@@ -73,15 +73,15 @@ void Model::run_layer(int index, float* x) {
 
   float* attended = floats(&attended_, static_cast<size_t>(tokens) * heads_width);
   attend_heads(cache, qkv, qkv_width, attended);
-  const Activations& heads = prepare_for(kAttended, layer.output, tokens, has_prompt());
+  const Activations& heads = prepare_for(kAttended, layer.output, tokens, use());
   threads_.each(tokens, grain, [&](int begin, int end, int) {
     for (int t = begin; t < end; ++t) kernels_->prepare(attended + static_cast<size_t>(t) * heads_width, t, heads);
   });
   multiply(layer.output, heads, x, hidden, true);
 
-  const Activations& mlp_input = prepare_for(kInput, layer.gate_up, tokens, has_prompt());
+  const Activations& mlp_input = prepare_for(kInput, layer.gate_up, tokens, use());
   normalise_rows(layer.mlp_norm, mlp_input);
-  const Activations& inner = prepare_for(kGated, layer.down, tokens, has_prompt());
+  const Activations& inner = prepare_for(kGated, layer.down, tokens, use());
   if (gates_fit(layer, tokens))
     run_gates_at_once(layer, mlp_input, inner);
   else
@@ -106,8 +106,8 @@ bool Model::gates_fit(const Layer& layer, int tokens) const {
   if (kernels_->multiply_gated == nullptr || layer.gate_up.parts.size() != 2) return false;
   if (shape_.intermediate_size % 32 != 0) return false;
   for (const auto& part : layer.gate_up.parts)
-    if (part.bias != nullptr || kernels_->format(part.codes, tokens, has_prompt()) != Format::kBfloat16) return false;
-  return kernels_->format(layer.down.parts[0].codes, tokens, has_prompt()) == Format::kBfloat16;
+    if (part.bias != nullptr || kernels_->format(part.codes, tokens, use()) != Format::kBfloat16) return false;
+  return kernels_->format(layer.down.parts[0].codes, tokens, use()) == Format::kBfloat16;
 }
 
 void Model::run_gates_at_once(const Layer& layer, const Activations& input, const Activations& inner) {
@@ -119,7 +119,7 @@ void Model::run_gates_at_once(const Layer& layer, const Activations& input, cons
 
 void Model::logits(const float* hidden, int rows, float* out) {
   const int size = shape_.hidden_size;
-  const Activations& input = prepare_for(kInput, head, rows, has_prompt());
+  const Activations& input = prepare_for(kInput, head, rows, use());
   threads_.each(rows, row_grain(rows), [&](int begin, int end, int thread) {
     float* row = floats(&scratches_[thread], size);
     for (int r = begin; r < end; ++r) {
@@ -132,18 +132,18 @@ void Model::logits(const float* hidden, int rows, float* out) {
 
 void Model::apply(const Linear& linear, const float* x, int rows, float* out) {
   const int inputs = linear.parts[0].cols;
-  const Activations& input = prepare_for(kInput, linear, rows, true);
+  const Activations& input = prepare_for(kInput, linear, rows, Use::kPromptKeys);
   for (int r = 0; r < rows; ++r) kernels_->prepare(x + static_cast<size_t>(r) * inputs, r, input);
   multiply(linear, input, out, linear.outputs(), false);
 }
 
-Activations& Model::prepare_for(Stage stage, const Linear& linear, int rows, bool prompt) {
+Activations& Model::prepare_for(Stage stage, const Linear& linear, int rows, Use use) {
   Activations& x = activations_[stage];
   x.rows = rows;
   x.cols = linear.parts[0].cols;
   x.num_blocks = linear.parts[0].num_blocks;
   x.formats = 0;
-  for (const auto& part : linear.parts) x.formats |= static_cast<int>(kernels_->format(part.codes, rows, prompt));
+  for (const auto& part : linear.parts) x.formats |= static_cast<int>(kernels_->format(part.codes, rows, use));
   const size_t blocks = padded(rows) * x.num_blocks, numbers = blocks * kBlock;
   // The rows that fill up a tile are computed with; what they hold does not matter.
   auto* memory = static_cast<uint8_t*>(reserve(&activation_memory_[stage], numbers * 7 + blocks * 12));

@@ -106,7 +106,7 @@ class Model {
   enum Stage { kInput, kAttended, kGated, kNumStages };
 
   void plan(const Decode& step);
-  Activations& prepare_for(Stage stage, const Linear& linear, int rows, bool prompt);
+  Activations& prepare_for(Stage stage, const Linear& linear, int rows, Use use);
   void multiply(const Linear& linear, const Activations& x, float* out, int stride, bool accumulate);
   void run_layer(int index, float* x);
   void run_gates(const Layer& layer, const Activations& input, const Activations& inner, int grain);
@@ -119,6 +119,7 @@ class Model {
   void attend_prefills(const Cache& cache, const float* q, int q_stride, float* out);
   void find_angles(const int64_t* positions);
   Cache cache_of(int layer) const;
+  Use use() const { return has_prompt() ? Use::kPrompt : Use::kDecoding; }
   bool has_prompt() const { return num_decodes_ < static_cast<int>(contexts_.size()); }
   int panel_grain(const Matrix& matrix) const;
   int row_grain(int rows) const;

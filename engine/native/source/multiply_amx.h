@@ -347,14 +347,14 @@ void tile_gated(const Matrix& gate, const Matrix& up, const Activations& x, cons
   _tile_release();
 }
 
-Format choose_format(Codes codes, int rows, bool) {
+Format choose_format(Codes codes, int rows, Use) {
   if (codes == Codes::kBfloat16) return rows >= kTilesFrom ? Format::kBfloat16 : Format::kFloat;
   return rows >= kHalvesFrom ? Format::kBfloat16 : Format::kInt8;
 }
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
               int end, Scratch* scratch) {
-  if (choose_format(matrix.codes, x.rows, true) == Format::kBfloat16)
+  if (choose_format(matrix.codes, x.rows, Use::kPrompt) == Format::kBfloat16)
     tile_halves(matrix, x, out, stride, accumulate, begin, end, scratch);
   else if (matrix.codes == Codes::kSixBits && x.rows >= kTilesFrom)
     tile_six_bits(matrix, x, out, stride, accumulate, begin, end, scratch);

@@ -12,8 +12,9 @@
 namespace muster {
 namespace {
 
-// From this many rows on, prompts are multiplied with quantised weights unpacked to bfloat16. That takes a fifth longer
-// than eight bits do, but what they round off a prompt stays in its keys and values, and moves near-ties for good.
+// From this many rows on, a prompt's queries, keys and values are computed with quantised weights unpacked to bfloat16.
+// Eight bits are faster, but most of what they do to logits they do here: it stays in the cache, and moves near-ties for
+// good.
 constexpr int kPairsFrom = 32;
 constexpr int kPairRows = 8;  // divides sixteen, so that rows which are computed together lie together
 constexpr int kPairPanels = 3;
@@ -204,8 +205,8 @@ void gate_pairs(const Matrix& gate, const Matrix& up, const Activations& x, cons
   }
 }
 
-Format choose_format(Codes codes, int rows, bool prompt) {
-  return codes == Codes::kBfloat16 || (prompt && rows >= kPairsFrom) ? Format::kBfloat16 : Format::kInt8;
+Format choose_format(Codes codes, int rows, Use use) {
+  return codes == Codes::kBfloat16 || (use == Use::kPromptKeys && rows >= kPairsFrom) ? Format::kBfloat16 : Format::kInt8;
 }
 
 void multiply(const Matrix& matrix, const Activations& x, float* out, size_t stride, bool accumulate, int begin,
