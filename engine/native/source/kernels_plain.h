@@ -8,7 +8,7 @@
 namespace muster {
 namespace {
 
-// From this many rows on, a prompt's inputs have sixteen bits where that costs no more than eight.
+// From this many rows on, a prompt's inputs have sixteen bits where that costs little more than eight.
 constexpr int kWordsFrom = 32;
 
 Format choose_format(Codes codes, int rows, Use use) {

@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-// Where products of pairs of sixteen-bit codes cost no more than those of eight bits.
+// Where products of pairs of sixteen-bit codes cost little more than those of eight bits.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define MUSTER_HAS_WORDS
 #endif
