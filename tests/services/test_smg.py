@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -37,4 +38,9 @@ def test_without_its_stubs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_command_does_not_start(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = [command, "--smg", "--api-key", "secret", "--port", "0", "--grpc-port", "0"]
     assert main(arguments) == 2
-    assert "--smg with --api-key" in capfd.readouterr().err
+    # Log lines are written by a thread of their own, which the end of a process waits for, and `main` alone does not.
+    said, deadline_s = "", time.monotonic() + 10.0
+    while "--smg with --api-key" not in said and time.monotonic() < deadline_s:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    assert "--smg with --api-key" in said
